@@ -1,0 +1,239 @@
+"""The worker's half of the queue: claim, beat, finish, give back. Every write is fenced by the grant's token."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from shared import codec
+from shared.queue.connection import Connection
+from shared.queue.ending import INLINE_MAX
+from shared.queue.keys import Keys
+from shared.queue.scripts import Scripts
+from shared.request import Body, Report, Usage, parent_of
+from shared.settings import QueueSettings
+from shared.worker_info import WorkerInfo
+
+log = logging.getLogger(__name__)
+RETRY_DELAY_MS = 500
+MESSAGE_MAX = 500
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """One claimed request. `token` proves the lease; `remaining_ms` to its deadline at the claim."""
+
+    id: str
+    token: str
+    remaining_ms: int
+    grants: int
+    crashes: int
+    attempts: int
+    apis: list[str]
+    payload: bytes
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """`solo`: these are suspects, run nothing beside them. `suspects`, `remaining`: what is still queued."""
+
+    grants: list[Grant]
+    suspects: int
+    paused: bool
+    remaining: int
+    solo: bool = False
+
+
+class BeatReply(msgspec.Struct, frozen=True):
+    """`lost`: no longer ours, stop them. `orphaned`: ours, but not held by us: give them back."""
+
+    lost: list[str]
+    orphaned: list[tuple[str, str]]
+    draining: bool
+    paused: bool
+
+
+class Finished(StrEnum):
+    """LOST: the lease is another's or the request was ended. GONE: nothing is known of it any more."""
+
+    OK = "OK"
+    ALREADY = "ALREADY"
+    LOST = "LOST"
+    GONE = "GONE"
+
+
+class Consumer:
+    """One worker process. Its name in the queue is unique to the process, so that a restart shares no lease."""
+
+    def __init__(self, connection: Connection, settings: QueueSettings, *, worker_id: str) -> None:
+        self.name = f"{worker_id}.{secrets.token_hex(4)}"
+        self._settings = settings
+        self._keys = Keys(settings.queue_name)
+        self._scripts = Scripts(self._keys)
+        self._connection = connection
+        self._line = connection.line
+        self._bell = connection.reader("waiting for work")
+        self._beats = connection.sync_line()
+        self._seq = 1
+        self._seq_seen = 0
+        self._claiming: asyncio.Task[Claimed] | None = None
+        self._notifying: set[asyncio.Task[None]] = set()
+
+    async def claim(
+        self, n: int, *, is_idle: bool, slots: int | None = None, max_bytes: int = 4 << 20
+    ) -> Claimed:
+        """Up to n requests. Suspects come only to an idle worker, apart from others.
+
+        Cancelling this does not lose grants: `leave` gives back what was on its way.
+        """
+        if self._claiming is None:
+            self._claiming = asyncio.ensure_future(self._claim(n, is_idle, slots or n, max_bytes))
+        claiming = self._claiming
+        await asyncio.wait({claiming})
+        # Cleared only once the caller has it: whoever was cancelled meanwhile leaves it for the next.
+        self._claiming = None
+        return claiming.result()
+
+    async def _claim(self, n: int, is_idle: bool, slots: int, max_bytes: int) -> Claimed:
+        lease_ms = int(self._settings.lease_s * 1000)
+        call = self._scripts.claim(self.name, self._seq, n, max_bytes, lease_ms, is_idle, slots)
+        # On BrokerUnavailable the number stays: the next claim repeats it and gets the same grants.
+        verdict, paused, suspects, remaining, solo, *grants = await self._line.run(call)
+        if verdict == b"STALE":
+            log.warning("claim %d was answered as stale", self._seq)
+        self._seq_seen = self._seq
+        self._seq += 1
+        return Claimed(
+            [_grant(fields) for fields in grants],
+            int(suspects),
+            bool(paused),
+            int(remaining),
+            bool(solo),
+        )
+
+    async def wait_for_work(self, timeout_s: float, *, wants_work: bool) -> list[str]:
+        """Until the bell rings, a request of ours was ended (its id is returned), or the time is over."""
+        keys = [self._keys.ctl(self.name)]
+        if wants_work:
+            keys.append(self._keys.fixed("bell"))
+        reply = await self._bell.run(("BZPOPMIN", *keys, timeout_s), timeout_s)
+        if reply is None or reply[0].decode() != keys[0]:
+            return []
+        return [reply[1].decode()]
+
+    def beat(self, held: Mapping[str, tuple[str, bool]], info: WorkerInfo) -> BeatReply:
+        """Blocking; for the beat thread only. `held`: id to (token, has it started). BrokerUnavailable if away."""
+        lease_ms = int(self._settings.lease_s * 1000)
+        raw = codec.encode(info)
+        reply = self._beats.run(self._scripts.beat(self.name, lease_ms, self._seq_seen, raw, held))
+        orphans = [part.decode() for part in reply[4]]
+        return BeatReply(
+            [rid.decode() for rid in reply[3]],
+            list(zip(orphans[::2], orphans[1::2], strict=True)),
+            draining=bool(reply[2]),
+            paused=bool(reply[1]),
+        )
+
+    async def finish(
+        self, grant: Grant, report: Report, body: Body | None, *, code: str = "", message: str = ""
+    ) -> Finished:
+        """Store the result: FINISHED, or ERROR where `code` is given. Waits for as long as the broker is away."""
+        parent = parent_of(grant.id) or ""
+        reply = await self._line.run(
+            self._scripts.finish(
+                grant.id,
+                self.name,
+                grant.token,
+                "E" if code else "F",
+                code,
+                message[:MESSAGE_MAX],
+                codec.encode_report(report),
+                codec.encode(body) if body is not None else None,
+                int(self._settings.result_record_ttl_s * 1000),
+                int(self._settings.result_body_ttl_s * 1000),
+                INLINE_MAX,
+                grant.apis,
+                parent,
+            ),
+            patient=True,
+        )
+        for api in reply[1:]:
+            task = asyncio.ensure_future(self._notify(parent or grant.id, api.decode()))
+            self._notifying.add(task)
+            task.add_done_callback(self._notifying.discard)
+        return Finished(reply[0].decode())
+
+    async def _notify(self, rid: str, api: str) -> None:
+        await self._line.run(self._scripts.notify(rid, api, INLINE_MAX), patient=True)
+
+    async def release(self, grants: Sequence[Grant]) -> None:
+        """Hand back what has not started; nothing is counted against it."""
+        await self._nack("release", "", [(g.id, g.token) for g in grants])
+
+    async def release_ids(self, held: Sequence[tuple[str, str]]) -> None:
+        """As `release`, by id and token."""
+        await self._nack("release", "", held)
+
+    async def retry(self, grant: Grant, cause: str) -> None:
+        """It failed in a way that another try may mend: later again, or dead after MAX_ATTEMPTS."""
+        await self._nack("retry", cause, [(grant.id, grant.token)])
+
+    async def suspect(self, grants: Sequence[Grant], cause: str) -> None:
+        """The engine died while these ran: each counts a crash and runs apart next time."""
+        await self._nack("suspect", cause, [(g.id, g.token) for g in grants])
+
+    async def _nack(self, how: str, cause: str, held: Sequence[tuple[str, str]]) -> None:
+        if not held:
+            return
+        call = self._scripts.nack(
+            self.name,
+            how,
+            cause[:MESSAGE_MAX],
+            held,
+            max_attempts=self._settings.max_attempts,
+            max_crashes=self._settings.max_crashes,
+            delay_ms=RETRY_DELAY_MS,
+        )
+        await self._line.run(call, patient=True)
+
+    async def settle(self, rid: str, token: str, usage: Usage) -> None:
+        """What a run had used up when its request was ended under it."""
+        ttl_ms = int(self._settings.result_record_ttl_s * 1000)
+        text = msgspec.json.encode(usage).decode()
+        await self._line.run(
+            self._scripts.settle(rid, token, text, usage.completion_tokens, ttl_ms), patient=True
+        )
+
+    async def leave(self) -> None:
+        """A clean stop: what a claim still had on its way is given back, own keys go."""
+        if self._claiming is not None:
+            done = await asyncio.gather(self._claiming, return_exceptions=True)
+            if isinstance(done[0], Claimed):
+                await self.release(done[0].grants)
+        fields = [f"{kind}:{self.name}" for kind in ("i", "b", "c")]
+        command: tuple[Any, ...] = ("HDEL", self._keys.fixed("wk"), *fields)
+        await self._line.run(command)
+        await self._line.run(("DEL", self._keys.ctl(self.name)))
+        await self._bell.close()
+
+    def close_beats(self) -> None:
+        """After the beat thread has ended."""
+        self._beats.close()
+
+
+def _grant(fields: list[Any]) -> Grant:
+    rid, token, remaining, grants, crashes, attempts, apis, payload = fields
+    return Grant(
+        rid.decode(),
+        token.decode(),
+        int(remaining),
+        int(grants),
+        int(crashes),
+        int(attempts),
+        [api for api in apis.decode().split(",") if api],
+        payload,
+    )

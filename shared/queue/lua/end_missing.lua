@@ -1,0 +1,44 @@
+-- end_missing: end the children of a list that were never submitted (at most 64 a run), so that the list can end.
+-- KEYS: ten recent stat flags resv | grp:<parent> res:<parent> res:<child>... out:<api>...
+-- ARGV: now parent state code start count ttl_ms apis; only due when the reservation ran out, or state is C (cancel)
+-- Replies: {OK, submitted, n} {GONE} {NOTDUE} {KEYS, submitted}
+-- Moves: nothing to E (submit_incomplete) or C for each missing child. `submitted` moves on, so twice is as once.
+-- FLAGS: allow-oom
+-- USES: prelude terminal
+local now = queue_now()
+local parent, state, code, start, count = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+local grp = KEYS[NK + 1]
+local g = redis.call('HMGET', grp, 'n', 'submitted', 'tokens', 'tenant', 'digest', 't0')
+if not g[1] then return {'GONE'} end
+local n, done = tonumber(g[1]), tonumber(g[2])
+if state == 'C' then
+  redis.call('HSET', grp, 'cancelled', 1)
+else
+  local till = redis.call('ZSCORE', K_resv, parent)
+  if till and tonumber(till) > now then return {'NOTDUE'} end
+end
+if done ~= start or start + count > n then return {'KEYS', done} end
+local outs = {}
+for i, api in ipairs(split(ARGV[8])) do outs[api] = KEYS[NK + 2 + count + i] end
+local missed = {}
+for i = 1, count do
+  local outcome = cmsgpack.pack({1, state, code, 'it was never submitted', '', '', 0, 0, tonumber(g[6]), 0, now, g[5], g[4],
+    parent, '', '', {{now, 'ended', state}}, 0})
+  redis.call('SET', KEYS[NK + 2 + i], outcome, 'PX', ARGV[7])
+  redis.call('HINCRBY', K_stat, state == 'C' and 'cancelled' or 'error', 1)
+  redis.call('HSET', grp, 'submitted', start + i)
+  missed = count_child(parent, grp, KEYS[NK + 2], now, ARGV[7], outs)
+end
+if start + count == n then
+  redis.call('ZREM', K_resv, parent)
+  redis.call('HSET', grp, 'tokens', 0)
+  redis.call('HINCRBY', K_ten, 't', -tonumber(g[3]))
+  redis.call('HINCRBY', K_ten, 't:' .. g[4], -tonumber(g[3]))
+end
+redis.call('HINCRBY', K_ten, 'r', -count)
+if redis.call('HINCRBY', K_ten, 'r:' .. g[4], -count) <= 0 then
+  redis.call('HDEL', K_ten, 'r:' .. g[4], 't:' .. g[4])
+end
+local reply = {'OK', start + count, n}
+for _, api in ipairs(missed) do reply[#reply + 1] = api end
+return reply

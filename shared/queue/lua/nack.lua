@@ -1,0 +1,43 @@
+-- nack: a worker gives a request back: release (not started, nothing counted), retry (it failed), suspect (the engine died).
+-- KEYS: live ready:R ready:S later lease when bell flags stat
+-- ARGV: now wid how cause max_attempts max_crashes delay_ms (rid token)...
+-- Replies: {OK | LOST | DEAD, ...} one for each
+-- Moves: R to Q (lane R or S), L, or K when attempts or crashes are used up. A second run finds it no longer R (LOST).
+-- FLAGS: allow-oom
+-- USES: prelude requeue
+local now = queue_now()
+local wid, how, cause = ARGV[2], ARGV[3], ARGV[4]
+local max_attempts, max_crashes, delay_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local reply = {}
+for i = 8, #ARGV, 2 do
+  local rid, token = ARGV[i], ARGV[i + 1]
+  local rec = load_record(rid)
+  if not rec or rec[R_ST] ~= 'R' or rec[R_W] ~= wid or rec[R_TOK] ~= token then
+    reply[#reply + 1] = 'LOST'
+  else
+    -- Owner and token go, so that nothing more is taken from this run.
+    rec[R_W], rec[R_TOK] = '', ''
+    if how == 'release' then
+      requeue(rid, rec, now, 'released', cause)
+      reply[#reply + 1] = 'OK'
+    elseif how == 'retry' then
+      rec[R_AT] = rec[R_AT] + 1
+      if rec[R_AT] >= max_attempts then
+        kill(rid, rec, now, 'attempts_exhausted')
+        reply[#reply + 1] = 'DEAD'
+      else
+        rec[R_ST] = 'L'
+        add_event(rec, now, 'retry', cause)
+        save_record(rid, rec)
+        redis.call('ZREM', K_lease, rid)
+        redis.call('ZADD', K_later, int(now + delay_ms * 2 ^ (rec[R_AT] - 1)), rid)
+        redis.call('ZADD', K_when, int(rec[R_DL]), rid)
+        reply[#reply + 1] = 'OK'
+      end
+    else
+      reply[#reply + 1] = crash(rid, rec, now, cause, max_crashes)
+    end
+  end
+end
+redis.call('ZADD', K_bell, int(now), 'w')
+return reply

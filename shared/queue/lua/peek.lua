@@ -1,0 +1,29 @@
+-- peek: what is known of an id, in one step.
+-- KEYS: live ready:0 ready:1 ready:2 ready:R ready:S flags | res:<rid> grp:<rid>
+-- ARGV: now rid
+-- Replies: {now, kind, value, position}; kind live (record), done (outcome), group (flat hash), none
+-- Moves: none.
+-- FLAGS: allow-oom no-writes
+-- USES: prelude
+local now = queue_now()
+local rid = ARGV[2]
+local raw = redis.call('HGET', K_live, rid)
+if raw then
+  local rec = cmsgpack.unpack(raw)
+  local ahead = -1
+  if rec[R_ST] == 'Q' then
+    local lanes = {[0] = K_ready_0, [1] = K_ready_1, [2] = K_ready_2}
+    local rank = redis.call('ZRANK', lanes[rec[R_LN]], rid)
+    ahead = rank or 0
+    if rank then
+      ahead = ahead + redis.call('ZCARD', K_ready_R) + redis.call('ZCARD', K_ready_S)
+      for l = 0, rec[R_LN] - 1 do ahead = ahead + redis.call('ZCARD', lanes[l]) end
+    end
+  end
+  return {int(now), 'live', raw, ahead}
+end
+local res = redis.call('GET', KEYS[NK + 1])
+if res then return {int(now), 'done', res, -1} end
+local g = redis.call('HGETALL', KEYS[NK + 2])
+if #g > 0 then return {int(now), 'group', g, -1} end
+return {int(now), 'none', '', -1}

@@ -1,0 +1,41 @@
+-- Ways back from R, shared by nack and reap. Needs the fixed keys live, ready:R, ready:S, lease, when, stat, flags.
+
+local function away(rid, rec)
+  redis.call('ZREM', K_lease, rid)
+  -- It has been served once: only its deadline ends it now, not its time in the queue.
+  redis.call('ZADD', K_when, int(rec[R_DL]), rid)
+end
+
+local function requeue(rid, rec, now, kind, cause)
+  rec[R_ST], rec[R_QT] = 'Q', rec[R_DL]
+  add_event(rec, now, kind, cause)
+  save_record(rid, rec)
+  away(rid, rec)
+  redis.call('ZADD', K_ready_R, int(rec[R_T0]), rid)
+  redis.call('HINCRBY', K_stat, kind, 1)
+end
+
+-- K is not the end: the sweep hands it out at once and again every 5 s until `end` has run.
+local function kill(rid, rec, now, code)
+  rec[R_ST] = 'K'
+  add_event(rec, now, 'dead', code)
+  save_record(rid, rec)
+  redis.call('ZREM', K_lease, rid)
+  redis.call('ZADD', K_when, int(now), rid)
+  redis.call('HINCRBY', K_stat, 'dead', 1)
+end
+
+local function crash(rid, rec, now, cause, max_crashes)
+  rec[R_CR] = rec[R_CR] + 1
+  redis.call('HINCRBY', K_stat, 'crashes', 1)
+  if rec[R_CR] > max_crashes then
+    kill(rid, rec, now, 'attempts_exhausted')
+    return 'DEAD'
+  end
+  rec[R_ST], rec[R_QT] = 'Q', rec[R_DL]
+  add_event(rec, now, 'suspect', cause)
+  save_record(rid, rec)
+  away(rid, rec)
+  redis.call('ZADD', K_ready_S, int(rec[R_T0]), rid)
+  return 'OK'
+end

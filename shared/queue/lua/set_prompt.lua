@@ -1,0 +1,12 @@
+-- set_prompt: store a new system prompt as the next version.
+-- KEYS: sys flags
+-- ARGV: now text by
+-- Replies: {version}
+-- Moves: none. Twice makes two equal versions.
+-- FLAGS: deny-oom
+-- USES: prelude
+local now = queue_now()
+local v = redis.call('HINCRBY', K_sys, 'v', 1)
+redis.call('HSET', K_sys, 't', ARGV[2], 't:' .. v, ARGV[2], 'at:' .. v, int(now), 'by:' .. v, ARGV[3])
+redis.call('HDEL', K_sys, 't:' .. (v - 20), 'at:' .. (v - 20), 'by:' .. (v - 20))
+return {v}

@@ -1,0 +1,32 @@
+-- submit_many: the next chunk (at most 64) of a reserved list's children.
+-- KEYS: in live ready:0 ready:1 ready:2 ready:R ready:S later when tags ten bell flags stat resv | grp:<parent>
+-- ARGV: now parent start meta (payload tokens)...; meta as submit's, its tokens unused
+-- Replies: {OK, submitted} {DUP, submitted} {GONE} (the reservation ran out or the list was cancelled) {GAP, submitted}
+-- Moves: nothing to Q for each child, whose id is parent.index. A second run sees `submitted` past its start (DUP).
+-- FLAGS: deny-oom
+-- USES: prelude accept
+local now = queue_now()
+local parent, start, m = ARGV[2], tonumber(ARGV[3]), cmsgpack.unpack(ARGV[4])
+local grp = KEYS[NK + 1]
+local g = redis.call('HMGET', grp, 'n', 'submitted', 'cancelled')
+local count = (#ARGV - 4) / 2
+if not g[1] then return {'GONE'} end
+local done = tonumber(g[2])
+if done >= start + count then return {'DUP', done} end
+if g[3] == '1' or not redis.call('ZSCORE', K_resv, parent) then return {'GONE'} end
+if done ~= start then return {'GAP', done} end
+local left = tonumber(redis.call('HGET', grp, 'tokens'))
+for i = 0, count - 1 do
+  m[3] = tonumber(ARGV[6 + 2 * i])
+  left = left - m[3]
+  new_record(now, m, parent, ARGV[5 + 2 * i], parent .. '.' .. (start + i))
+end
+redis.call('HSET', grp, 'submitted', start + count, 'tokens', left)
+redis.call('HINCRBY', K_stat, 'submitted', count)
+if start + count == tonumber(g[1]) then
+  redis.call('ZREM', K_resv, parent)
+else
+  redis.call('ZADD', K_resv, int(now + 30000), parent)
+end
+ring(now)
+return {'OK', start + count}

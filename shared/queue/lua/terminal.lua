@@ -1,0 +1,75 @@
+-- The terminal step, shared by finish, end and end_missing: outcome, body, notices, counters, parent.
+-- Needs the fixed keys in, live, ready:0..2, ready:R, ready:S, later, lease, when, ten, recent, stat, flags.
+
+local STAT = {F = 'finished', C = 'cancelled', E = 'error'}
+
+-- One notice to each api that is declared; returns those that are not.
+local function notice(rid, apis, outs, outcome, body, inline_max)
+  local missed = {}
+  for _, api in ipairs(apis) do
+    local key = outs[api]
+    if not key then
+      missed[#missed + 1] = api
+    elseif body and #outcome + #body <= inline_max then
+      redis.call('XADD', key, 'NOMKSTREAM', 'MAXLEN', '~', OUT_MAX, '*', 'i', rid, 'r', outcome, 'b', body)
+    else
+      redis.call('XADD', key, 'NOMKSTREAM', 'MAXLEN', '~', OUT_MAX, '*', 'i', rid, 'r', outcome)
+    end
+  end
+  return missed
+end
+
+local function remember(rid, now)
+  redis.call('ZADD', K_recent, int(now), rid)
+  redis.call('ZREMRANGEBYRANK', K_recent, 0, -RECENT_MAX - 1)
+end
+
+-- A child of `parent` ended; at the last one the parent gets its own outcome and notice.
+local function count_child(parent, grp_key, res_key, now, ttl_ms, outs)
+  local done = redis.call('HINCRBY', grp_key, 'terminal', 1)
+  local g = redis.call('HMGET', grp_key, 'n', 'digest', 'tenant', 'delivery', 'apis', 't0', 'cancelled')
+  local n = tonumber(g[1])
+  if not n or done < n then return {} end
+  local state = g[7] == '1' and 'C' or 'F'
+  local outcome = cmsgpack.pack({1, state, state == 'C' and 'cancelled' or '', '', '', '', 0, 0, tonumber(g[6]), 0, now,
+    g[2], g[3], '', g[4], '', {{now, 'ended', state}}, n})
+  redis.call('SET', res_key, outcome, 'PX', ttl_ms)
+  redis.call('PEXPIRE', grp_key, ttl_ms)
+  redis.call('ZREM', K_resv, parent)
+  remember(parent, now)
+  return notice(parent, split(g[5]), outs, outcome, nil, 0)
+end
+
+-- keys = {res, body, grp, res_parent}. Returns the apis that were not declared.
+local function terminate(rid, rec, now, state, code, message, report, body, keys, outs, ttl_ms, body_ttl_ms, inline_max)
+  redis.call('ZREM', K_ready_0, rid)
+  redis.call('ZREM', K_ready_1, rid)
+  redis.call('ZREM', K_ready_2, rid)
+  redis.call('ZREM', K_ready_R, rid)
+  redis.call('ZREM', K_ready_S, rid)
+  redis.call('ZREM', K_later, rid)
+  redis.call('ZREM', K_lease, rid)
+  redis.call('ZREM', K_when, rid)
+  redis.call('HDEL', K_live, rid)
+  redis.call('XDEL', K_in, rec[R_EI])
+  redis.call('HINCRBY', K_ten, 'r', -1)
+  redis.call('HINCRBY', K_ten, 't', -rec[R_TK])
+  if redis.call('HINCRBY', K_ten, 'r:' .. rec[R_TN], -1) <= 0 then
+    redis.call('HDEL', K_ten, 'r:' .. rec[R_TN], 't:' .. rec[R_TN])
+  else
+    redis.call('HINCRBY', K_ten, 't:' .. rec[R_TN], -rec[R_TK])
+  end
+  add_event(rec, now, 'ended', state)
+  local started = rec[R_ST0] > 0 and rec[R_ST0] or (rec[R_ST] == 'R' and rec[R_CT] or 0)
+  local outcome = cmsgpack.pack({1, state, code, message, rec[R_W], rec[R_TOK], rec[R_AT], rec[R_CR], rec[R_T0],
+    started, now, rec[R_DG], rec[R_TN], rec[R_PA], rec[R_FL], report, rec[R_EV], 0})
+  redis.call('SET', keys[1], outcome, 'PX', ttl_ms)
+  if body then redis.call('SET', keys[2], body, 'PX', body_ttl_ms) end
+  redis.call('HINCRBY', K_stat, STAT[state], 1)
+  if code ~= '' then redis.call('HINCRBY', K_stat, 'code:' .. code, 1) end
+  if rec[R_PA] ~= '' then
+    return count_child(rec[R_PA], keys[3], keys[4], now, ttl_ms, outs), outcome
+  end
+  remember(rid, now)
+  return notice(rid, rec[R_APIS], outs, outcome, body, inline_max), outcome
+end

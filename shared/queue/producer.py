@@ -1,0 +1,543 @@
+"""The front door's half of the queue: submit, wait, look, cancel. One reader serves every waiter of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import logging
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from ulid import ULID
+
+from shared import codec
+from shared.errors import (
+    BrokerLost,
+    BrokerUnavailable,
+    CodecError,
+    IdempotencyMismatch,
+    QueueFull,
+)
+from shared.queue import stats as queue_stats
+from shared.queue.connection import Connection
+from shared.queue.ending import CHUNK, end_missing, end_one
+from shared.queue.housekeeper import Housekeeper
+from shared.queue.keys import Keys
+from shared.queue.scripts import Call, Scripts
+from shared.queue.stats import QueueStats
+from shared.queue.waiters import Answer, Waiters
+from shared.request import Outcome, Record, Req
+from shared.settings import QueueSettings
+from shared.worker_info import WorkerSeen
+
+log = logging.getLogger(__name__)
+TICK_S = 1.0
+RECONCILE_AFTER_S = 5.0
+READ_BLOCK_S = 1.0
+FETCH = 256
+
+
+class Caps(msgspec.Struct, frozen=True):
+    """Bounds of what may be live at once, over all replicas; 0 means none."""
+
+    requests: int = 0
+    tokens: int = 0
+    tenant_requests: int = 0
+    tenant_tokens: int = 0
+
+    @property
+    def packed(self) -> list[int]:
+        return [self.requests, self.tokens, self.tenant_requests, self.tenant_tokens]
+
+
+class Submitted(msgspec.Struct, frozen=True):
+    """`position`: how many are ahead. `joined`: the id was there already, with the same body."""
+
+    id: str
+    position: int
+    submitted_ms: int
+    joined: bool
+
+
+class Group(msgspec.Struct, frozen=True):
+    """A list that has not ended: how many of its children were submitted and have ended."""
+
+    n: int
+    submitted: int
+    terminal: int
+    cancelled: bool
+    digest: str
+    tenant: str
+    created_ms: int
+    delivery_json: str
+    apis: tuple[str, ...] = ()
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """What is known of an id in one step: exactly one of a live record, an outcome, a live list."""
+
+    id: str
+    now_ms: int
+    record: Record | None = None
+    outcome: Outcome | None = None
+    group: Group | None = None
+    position: int | None = None
+
+    @property
+    def tenant(self) -> str:
+        known = self.record or self.outcome or self.group
+        return known.tenant if known is not None else ""
+
+    @property
+    def digest(self) -> str:
+        known = self.record or self.outcome or self.group
+        return known.digest if known is not None else ""
+
+
+class Producer:
+    """`start` needs no broker; whatever does raises BrokerUnavailable within the budget when it is away."""
+
+    def __init__(
+        self, connection: Connection, settings: QueueSettings, *, api_id: str | None = None
+    ) -> None:
+        self.api_id = api_id or f"api-{secrets.token_hex(6)}"
+        self.known_system_prompt: tuple[str | None, int] = (None, 0)
+        self.known_workers: tuple[WorkerSeen, ...] = ()
+        self.known_stats: QueueStats | None = None
+        self._settings = settings
+        self._connection = connection
+        self._line = connection.line
+        self._keys = Keys(settings.queue_name)
+        self._scripts = Scripts(self._keys)
+        self._reader = connection.reader("reading results")
+        self._waiters = Waiters()
+        self._last_id = "0-0"
+        self._has_stream = False
+        self._doubtful: set[str] = set()
+        self._fetching: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ttl_ms = int(settings.result_record_ttl_s * 1000)
+        self._prompt_version = -1
+
+    async def start(self) -> None:
+        housekeeper = Housekeeper(self._connection, self._settings)
+        runs = (self._read(), self._keep(), housekeeper.run())
+        self._tasks = [asyncio.create_task(run) for run in runs]
+
+    async def close(self) -> None:
+        for task in (*self._tasks, *self._fetching):
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._fetching, return_exceptions=True)
+        await self._reader.close()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the broker answered the last call."""
+        return self._line.is_up
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiters)
+
+    # --- ids
+
+    def new_id(self) -> str:
+        return f"{self._settings.queue_name}.0-{str(ULID()).lower()}"
+
+    def derived_id(self, tenant: str, kind: str, key: str) -> str:
+        """The same for the same tenant and key, and out of reach for every other tenant."""
+        digest = hashlib.blake2b("\0".join((tenant, kind, key)).encode(), digest_size=20).digest()
+        return f"{self._settings.queue_name}.0-{base64.b32encode(digest).decode().lower()}"
+
+    # --- submit
+
+    async def submit(self, req: Req, caps: Caps, *, watch: bool = False) -> Submitted:
+        """Accept one request. With `watch` its waiter is there before it is.
+
+        Raises QueueFull, IdempotencyMismatch, BrokerUnavailable (then it is cancelled, should it
+        have got through).
+        """
+        call = self._scripts.submit(req.id, codec.encode(req), self._meta(req), caps.packed)
+        if watch:
+            if not self._has_stream:
+                await self._tick()
+            self._waiters.add(req.id, call)
+        try:
+            reply = await self._run_submit(req.id, call)
+            submitted = self._submitted(req.id, reply)
+        except BaseException:
+            if watch:
+                self._waiters.remove(req.id)
+            raise
+        if watch:
+            await self._watched(req.id, submitted, reply[0])
+        return submitted
+
+    async def submit_list(
+        self, parent: Req, children: Sequence[Req], caps: Caps, *, watch: bool = False
+    ) -> Submitted:
+        """A list: room for all is reserved first, then they go in by chunks. Errors as for `submit`."""
+        if watch:
+            if not self._has_stream:
+                await self._tick()
+            self._waiters.add(parent.id)
+        try:
+            submitted = await self._submit_list(parent, children, caps, watch)
+        except BaseException:
+            if watch:
+                self._waiters.remove(parent.id)
+            raise
+        return submitted
+
+    async def _submit_list(
+        self, parent: Req, children: Sequence[Req], caps: Caps, watch: bool
+    ) -> Submitted:
+        delivery = msgspec.json.encode(parent.delivery).decode()
+        tokens = sum(child.cost_tokens for child in children)
+        reply = await self._run_submit(
+            parent.id,
+            self._scripts.reserve(
+                parent.id,
+                len(children),
+                tokens,
+                parent.tenant,
+                parent.digest,
+                self.api_id,
+                delivery,
+                caps.packed,
+            ),
+        )
+        if reply[0] == b"DUP":
+            await self._line.run(self._scripts.attach(parent.id, self.api_id))
+        submitted = self._submitted(parent.id, [reply[0], 0, *reply[1:]])
+        if reply[0] == b"OK":
+            for start in range(0, len(children), CHUNK):
+                chunk = children[start : start + CHUNK]
+                packed = [(codec.encode(child), child.cost_tokens) for child in chunk]
+                meta = self._meta(chunk[0])
+                sent = await self._run_submit(
+                    parent.id, self._scripts.submit_many(parent.id, start, meta, packed)
+                )
+                if sent[0] not in (b"OK", b"DUP"):
+                    break  # cancelled or timed out meanwhile: the list ends by its own rules
+        if watch and reply[0] == b"DONE":
+            await self._deliver_from_store(parent.id)
+        return submitted
+
+    async def _run_submit(self, rid: str, call: Call) -> Any:
+        self._doubtful.discard(rid)
+        try:
+            return await self._line.run(call)
+        except (BrokerUnavailable, asyncio.CancelledError):
+            # It may have got through; nobody waits for it, so it must not run.
+            self._doubtful.add(rid)
+            raise
+
+    def _submitted(self, rid: str, reply: list[Any]) -> Submitted:
+        verdict = reply[0]
+        if verdict == b"MISMATCH":
+            raise IdempotencyMismatch("this id was used with another body", param="id")
+        if verdict == b"FULL":
+            which = reply[1].decode() if reply[1] else "requests"
+            raise QueueFull(f"the queue is full ({which.replace('_', ' ')})")
+        if verdict == b"DONE":
+            return Submitted(rid, 0, 0, joined=True)
+        return Submitted(rid, int(reply[1]), int(reply[2]), joined=verdict == b"DUP")
+
+    async def _watched(self, rid: str, submitted: Submitted, verdict: bytes) -> None:
+        waiter = self._waiters.get(rid)
+        if waiter is not None:
+            waiter.is_submitted = True
+        if verdict == b"DONE":
+            await self._deliver_from_store(rid)
+        elif submitted.joined:
+            await self._line.run(self._scripts.attach(rid, self.api_id))
+            await self._deliver_from_store(rid)
+
+    def _meta(self, req: Req) -> list[Any]:
+        return [
+            int(req.priority),
+            req.tenant,
+            req.cost_tokens,
+            int(req.timeout_s * 1000),
+            int(req.queue_timeout_s * 1000),
+            self.api_id,
+            msgspec.json.encode(req.delivery).decode(),
+            req.digest,
+            list(req.depends_on),
+            req.webhook or "",
+            req.traceparent or "",
+            0,
+        ]
+
+    # --- waiting
+
+    async def wait(self, rid: str, timeout_s: float) -> Answer:
+        """The answer of a watched id. Raises TimeoutError (still watched), BrokerLost."""
+        waiter = self._waiters.get(rid)
+        if waiter is None:
+            raise KeyError(rid)
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.shield(waiter.future)
+
+    def unwatch(self, rid: str) -> None:
+        self._waiters.remove(rid)
+
+    async def attach(self, rid: str) -> Snapshot | None:
+        """Watch an id of somebody else's (then `wait`, `unwatch`); its snapshot, None if never seen."""
+        if not self._has_stream:
+            await self._tick()
+        self._waiters.add(rid)
+        try:
+            await self._line.run(self._scripts.attach(rid, self.api_id))
+            snapshot = await self.peek(rid)
+            if snapshot is not None and snapshot.outcome is not None:
+                await self._deliver_from_store(rid)
+        except BaseException:
+            self._waiters.remove(rid)
+            raise
+        if snapshot is None:
+            self._waiters.remove(rid)
+        return snapshot
+
+    # --- looking
+
+    async def peek(self, rid: str) -> Snapshot | None:
+        """None: never seen, or its record's life is over."""
+        return self._snapshot(rid, await self._line.run(self._scripts.peek(rid)))
+
+    def _snapshot(self, rid: str, reply: list[Any]) -> Snapshot | None:
+        now_ms, kind, value, ahead = int(reply[0]), reply[1], reply[2], int(reply[3])
+        if kind == b"live":
+            record = codec.decode_record(value)
+            return Snapshot(rid, now_ms, record=record, position=ahead if ahead >= 0 else None)
+        if kind == b"done":
+            return Snapshot(rid, now_ms, outcome=codec.decode_outcome(value))
+        if kind == b"group":
+            return Snapshot(rid, now_ms, group=_group(value))
+        return None
+
+    async def answer(self, rid: str) -> Answer | None:
+        return (await self.answers([rid]))[0]
+
+    async def answers(self, rids: Sequence[str]) -> list[Answer | None]:
+        """Results with bodies, in order; None where it is not final (or unknown)."""
+        found: list[Answer | None] = []
+        for start in range(0, len(rids), FETCH):
+            part = rids[start : start + FETCH]
+            outcomes, bodies = await asyncio.gather(
+                self._line.run(("MGET", *map(self._keys.outcome, part))),
+                self._line.run(("MGET", *map(self._keys.body, part))),
+            )
+            found += [
+                _answer(rid, outcome, body)
+                for rid, outcome, body in zip(part, outcomes, bodies, strict=True)
+            ]
+        return found
+
+    async def snapshots(self, rids: Sequence[str]) -> list[Snapshot | None]:
+        """`peek` for many, in one round trip."""
+        replies = await asyncio.gather(*(self._line.run(self._scripts.peek(rid)) for rid in rids))
+        return [self._snapshot(rid, reply) for rid, reply in zip(rids, replies, strict=True)]
+
+    async def request(self, record: Record) -> Req | None:
+        """The request behind a live record."""
+        entries = await self._line.run(
+            ("XRANGE", self._keys.fixed("in"), record.entry_id, record.entry_id)
+        )
+        return codec.decode_req(entries[0][1][3]) if entries else None
+
+    # --- ending
+
+    async def cancel(
+        self, rid: str, *, code: str = "cancelled", message: str = "cancelled by its client"
+    ) -> Snapshot | None:
+        """End it wherever it is; what is final stays as it is. The snapshot after that, None if unknown."""
+        snapshot = await self.peek(rid)
+        if snapshot is None:
+            return None
+        if snapshot.group is not None:
+            await end_missing(self._line, self._scripts, rid, "C", code, self._ttl_ms)
+            children = [f"{rid}.{i}" for i in range(snapshot.group.n)]
+            for start in range(0, len(children), CHUNK):
+                part = children[start : start + CHUNK]
+                await asyncio.gather(*(self._cancel_one(child, code, message) for child in part))
+        elif snapshot.record is not None:
+            await self._cancel_one(rid, code, message)
+        return await self.peek(rid)
+
+    async def _cancel_one(self, rid: str, code: str, message: str) -> bool:
+        return await end_one(
+            self._line, self._scripts, rid, "cancel", self._ttl_ms, code=code, message=message
+        )
+
+    async def drop(self, rid: str) -> None:
+        """Take the answer away; that it was there stays known (410)."""
+        snapshot = await self.peek(rid)
+        if snapshot is None:
+            return
+        n = snapshot.outcome.n_children if snapshot.outcome else 0
+        rids = [rid, *(f"{rid}.{i}" for i in range(n))]
+        for start in range(0, len(rids), FETCH):
+            await self._line.run(("UNLINK", *map(self._keys.body, rids[start : start + FETCH])))
+
+    # --- system prompt, figures
+
+    async def system_prompt(self) -> tuple[str | None, int]:
+        text, version = await self._line.run(("HMGET", self._keys.fixed("sys"), "t", "v"))
+        self.known_system_prompt = (None if text is None else text.decode(), int(version or 0))
+        return self.known_system_prompt
+
+    async def set_system_prompt(self, text: str, by: str) -> int:
+        version = int((await self._line.run(self._scripts.set_prompt(text, by)))[0])
+        self.known_system_prompt = (text, version)
+        return version
+
+    async def stats(self) -> QueueStats:
+        reply = await self._line.run(self._scripts.stats())
+        fresh = queue_stats.parse(reply, self._settings.lease_s)
+        before = self.known_stats
+        rate = before.drain_rate_per_s if before else 0.0
+        if before is not None and fresh.now_ms - before.now_ms >= 500:
+            seconds = (fresh.now_ms - before.now_ms) / 1000
+            latest = max(0, fresh.ended - before.ended) / seconds
+            # A moving average over about 15 s, and none of the idle time: it tells how fast a queue drains.
+            weight = min(1.0, seconds / 15)
+            if fresh.live or latest:
+                rate = latest if rate == 0 else rate + (latest - rate) * weight
+        self.known_stats = msgspec.structs.replace(fresh, drain_rate_per_s=rate)
+        self.known_workers = fresh.workers
+        return self.known_stats
+
+    # --- background
+
+    async def _tick(self) -> None:
+        lease_ms = int(self._settings.lease_s * 1000)
+        reply = await self._line.run(self._scripts.tick(lease_ms, self.api_id, self._last_id))
+        self._has_stream = True
+        if int(reply[2]) != self._prompt_version:
+            await self.system_prompt()
+            self._prompt_version = int(reply[2])
+        if int(reply[3]):
+            # The stream was gone and notices with it: ask for every waiter at once.
+            await self._reconcile(0.0)
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                await self._tick()
+                await self.stats()
+                await self._reconcile(RECONCILE_AFTER_S)
+                await self._end_doubtful()
+            except BrokerUnavailable as error:
+                log.debug("waiting for the broker: %s", error)
+            except Exception:
+                log.exception("keeping the front door's half failed; it goes on")
+            await asyncio.sleep(TICK_S)
+
+    async def _reconcile(self, age_s: float) -> None:
+        now = asyncio.get_running_loop().time()
+        overdue = self._waiters.overdue(now, age_s)
+        for start in range(0, len(overdue), FETCH):
+            part = overdue[start : start + FETCH]
+            snapshots = await self.snapshots([rid for rid, _ in part])
+            for (rid, waiter), snapshot in zip(part, snapshots, strict=True):
+                waiter.checked_at = now
+                if snapshot is None:
+                    await self._resubmit(rid, waiter.resubmit)
+                elif snapshot.outcome is not None:
+                    await self._deliver_from_store(rid)
+
+    async def _resubmit(self, rid: str, call: Call | None) -> None:
+        if call is not None:
+            log.warning("the broker forgot %s; it is submitted again", rid)
+            reply = await self._line.run(call)
+            if reply[0] in (b"OK", b"DUP"):
+                return
+        message = "the broker lost this request; send it again"
+        self._waiters.fail(rid, BrokerLost(message, retry_after_s=1))
+
+    async def _end_doubtful(self) -> None:
+        for rid in list(self._doubtful):
+            await self.cancel(rid, message="the broker did not answer when it was submitted")
+            self._doubtful.discard(rid)
+
+    async def _read(self) -> None:
+        key = self._keys.out(self.api_id)
+        while True:
+            command = (
+                "XREAD",
+                "COUNT",
+                512,
+                "BLOCK",
+                int(READ_BLOCK_S * 1000),
+                "STREAMS",
+                key,
+                self._last_id,
+            )
+            try:
+                reply = await self._reader.run(command, READ_BLOCK_S)
+                for entry_id, flat in _entries(reply):
+                    self._last_id = entry_id
+                    self._on_notice(flat)
+            except Exception:
+                log.exception("reading results failed; it goes on")
+                await asyncio.sleep(TICK_S)
+
+    def _on_notice(self, flat: list[bytes]) -> None:
+        fields = {flat[i]: flat[i + 1] for i in range(0, len(flat), 2)}
+        if b"r" not in fields:
+            return
+        rid = fields[b"i"].decode()
+        if rid not in self._waiters:
+            return
+        try:
+            outcome = codec.decode_outcome(fields[b"r"])
+            body = codec.decode_body(fields[b"b"]) if b"b" in fields else None
+        except CodecError as error:
+            log.error("an unreadable notice for %s: %s", rid, error)
+            return
+        if body is None and outcome.state == "F" and not outcome.n_children:
+            task = asyncio.create_task(self._deliver_from_store(rid))
+            self._fetching.add(task)
+            task.add_done_callback(self._fetching.discard)
+            return
+        self._waiters.deliver(Answer(rid, outcome, body))
+
+    async def _deliver_from_store(self, rid: str) -> None:
+        try:
+            answer = await self.answer(rid)
+        except BrokerUnavailable:
+            return  # the reconcile comes back to it
+        if answer is not None:
+            self._waiters.deliver(answer)
+
+
+def _answer(rid: str, outcome: bytes | None, body: bytes | None) -> Answer | None:
+    if outcome is None:
+        return None
+    return Answer(rid, codec.decode_outcome(outcome), codec.decode_body(body) if body else None)
+
+
+def _group(flat: list[bytes]) -> Group:
+    fields = {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+    return Group(
+        n=int(fields["n"]),
+        submitted=int(fields["submitted"]),
+        terminal=int(fields["terminal"]),
+        cancelled=fields["cancelled"] == "1",
+        digest=fields["digest"],
+        tenant=fields["tenant"],
+        created_ms=int(fields["t0"]),
+        delivery_json=fields["delivery"],
+        apis=tuple(api for api in fields["apis"].split(",") if api),
+    )
+
+
+def _entries(reply: Any) -> Iterable[tuple[str, list[bytes]]]:
+    for _, entries in reply or ():
+        for entry_id, flat in entries:
+            yield entry_id.decode(), flat

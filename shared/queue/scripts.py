@@ -1,0 +1,285 @@
+"""Loads `lua/*.lua` and gives each script a typed face; knows keys and arguments, not connections.
+
+A script's header is the single source: `KEYS` names its fixed keys (before the bar), `USES` the shared
+pieces put in front of it, `FLAGS` what a full broker refuses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+
+from shared import codec
+from shared.queue.keys import Keys
+
+Arg = str | bytes | int | float
+
+
+class Script(msgspec.Struct, frozen=True):
+    name: str
+    source: str
+    sha: str
+    fixed: tuple[str, ...]
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One run of a script, ready to be sent, and to be sent again."""
+
+    script: Script
+    keys: tuple[str, ...]
+    args: tuple[Arg, ...]
+
+    @property
+    def command(self) -> tuple[Arg, ...]:
+        return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args)
+
+    @property
+    def load_command(self) -> tuple[Arg, ...]:
+        return ("SCRIPT", "LOAD", self.script.source)
+
+
+NAMES = (
+    "submit",
+    "reserve",
+    "submit_many",
+    "claim",
+    "beat",
+    "finish",
+    "end",
+    "end_missing",
+    "nack",
+    "reap",
+    "sweep",
+    "promote",
+    "tick",
+    "peek",
+    "attach",
+    "notify",
+    "settle",
+    "stats",
+    "prune",
+    "set_prompt",
+)
+
+
+def load(name: str) -> Script:
+    """Put together one script's source: flags line, key locals, shared pieces, its own text."""
+    folder = files("shared.queue").joinpath("lua")
+    text = folder.joinpath(f"{name}.lua").read_text(encoding="utf-8")
+    header = {
+        key: line.partition(":")[2].strip()
+        for line in text.splitlines()
+        if line.startswith("-- ")
+        for key in ("KEYS", "FLAGS", "USES")
+        if line.startswith(f"-- {key}:")
+    }
+    fixed = tuple(header["KEYS"].partition("|")[0].split())
+    flags = [flag for flag in header["FLAGS"].split() if flag != "deny-oom"]
+    head = "#!lua" + (f" flags={','.join(flags)}" if flags else "")
+    names = ", ".join("K_" + key.replace(":", "_") for key in fixed)
+    values = ", ".join(f"KEYS[{i + 1}]" for i in range(len(fixed)))
+    pieces = [
+        folder.joinpath(f"{use}.lua").read_text(encoding="utf-8") for use in header["USES"].split()
+    ]
+    source = "\n".join(
+        [head, f"local NK = {len(fixed)}", f"local {names} = {values}", *pieces, text]
+    )
+    return Script(name, source, hashlib.sha1(source.encode()).hexdigest(), fixed)
+
+
+class Scripts:
+    """Every script over one shard's keys. `at_ms` 0 means the server's clock; tests inject another."""
+
+    def __init__(self, keys: Keys, at_ms: int = 0) -> None:
+        self.keys = keys
+        self.at_ms = at_ms
+        self._scripts = {name: load(name) for name in NAMES}
+        self._fixed = {
+            name: tuple(keys.fixed(key) for key in script.fixed)
+            for name, script in self._scripts.items()
+        }
+
+    def _call(self, name: str, extra: Sequence[str], *args: Arg) -> Call:
+        return Call(self._scripts[name], (*self._fixed[name], *extra), (self.at_ms, *args))
+
+    def _terminal_keys(self, rid: str, parent: str, *more: str) -> list[str]:
+        k = self.keys
+        return [
+            k.outcome(rid),
+            k.body(rid),
+            k.group(parent or rid),
+            k.outcome(parent or rid),
+            *more,
+        ]
+
+    def submit(self, rid: str, payload: bytes, meta: Sequence[Any], caps: Sequence[int]) -> Call:
+        """Reply: [OK, position, t0] [DUP, position, t0] [DONE] [MISMATCH] [FULL, which, queued]."""
+        packed = (codec.pack(list(meta)), codec.pack(list(caps)))
+        return self._call("submit", [self.keys.outcome(rid)], rid, payload, *packed)
+
+    def reserve(
+        self,
+        parent: str,
+        n: int,
+        tokens: int,
+        tenant: str,
+        digest: str,
+        api: str,
+        delivery: str,
+        caps: Sequence[int],
+    ) -> Call:
+        """Reply: [OK, t0] [DUP, t0] [DONE] [MISMATCH] [FULL, which, queued]."""
+        keys = [self.keys.outcome(parent), self.keys.group(parent)]
+        tail = (api, delivery, codec.pack(list(caps)))
+        return self._call("reserve", keys, parent, n, tokens, tenant, digest, *tail)
+
+    def submit_many(
+        self, parent: str, start: int, meta: Sequence[Any], children: Sequence[tuple[bytes, int]]
+    ) -> Call:
+        """`children` are payload and tokens. Reply: [OK, submitted] [DUP, submitted] [GONE] [GAP, submitted]."""
+        flat = [part for child in children for part in child]
+        packed = codec.pack(list(meta))
+        return self._call("submit_many", [self.keys.group(parent)], parent, start, packed, *flat)
+
+    def claim(
+        self, wid: str, seq: int, n: int, max_bytes: int, lease_ms: int, is_idle: bool, slots: int
+    ) -> Call:
+        """Reply: [verdict, paused, suspects, ready, solo, grant...]; see the script."""
+        return self._call("claim", [], wid, seq, n, max_bytes, lease_ms, int(is_idle), slots)
+
+    def beat(
+        self,
+        wid: str,
+        lease_ms: int,
+        seq_seen: int,
+        info: bytes,
+        held: Mapping[str, tuple[str, bool]],
+    ) -> Call:
+        """Reply: [now, paused, draining, [lost...], [orphan, token, ...]]."""
+        flat = [
+            part for rid, (token, started) in held.items() for part in (rid, token, int(started))
+        ]
+        return self._call("beat", [], wid, lease_ms, seq_seen, info, *flat)
+
+    def finish(
+        self,
+        rid: str,
+        wid: str,
+        token: str,
+        state: str,
+        code: str,
+        message: str,
+        report: str,
+        body: bytes | None,
+        ttl_ms: int,
+        body_ttl_ms: int,
+        inline_max: int,
+        apis: Sequence[str],
+        parent: str,
+    ) -> Call:
+        """Reply: [OK, missed api...] [ALREADY] [LOST] [GONE]."""
+        keys = self._terminal_keys(rid, parent, *map(self.keys.out, apis))
+        what = (state, code, message, report, body or b"", int(body is not None))
+        lives = (ttl_ms, body_ttl_ms, inline_max, ",".join(apis))
+        return self._call("finish", keys, rid, wid, token, *what, *lives)
+
+    def end(
+        self,
+        rid: str,
+        how: str,
+        code: str,
+        message: str,
+        wid: str,
+        ttl_ms: int,
+        apis: Sequence[str],
+        parent: str,
+    ) -> Call:
+        """Reply: [OK, was, wid, missed api...] [GONE] [NOTDUE] [KEYS]."""
+        keys = self._terminal_keys(
+            rid, parent, self.keys.ctl(wid or "-"), *map(self.keys.out, apis)
+        )
+        return self._call("end", keys, rid, how, code, message, wid, ttl_ms, ",".join(apis))
+
+    def end_missing(
+        self,
+        parent: str,
+        state: str,
+        code: str,
+        start: int,
+        count: int,
+        ttl_ms: int,
+        apis: Sequence[str],
+    ) -> Call:
+        """Reply: [OK, submitted, n, missed api...] [GONE] [NOTDUE] [KEYS, submitted]."""
+        k = self.keys
+        children = [k.outcome(f"{parent}.{i}") for i in range(start, start + count)]
+        keys = [k.group(parent), k.outcome(parent), *children, *map(k.out, apis)]
+        return self._call(
+            "end_missing", keys, parent, state, code, start, count, ttl_ms, ",".join(apis)
+        )
+
+    def nack(
+        self,
+        wid: str,
+        how: str,
+        cause: str,
+        held: Sequence[tuple[str, str]],
+        *,
+        max_attempts: int,
+        max_crashes: int,
+        delay_ms: int,
+    ) -> Call:
+        """`held` are ids and tokens. Reply: one of OK, LOST, DEAD for each."""
+        flat = [part for pair in held for part in pair]
+        return self._call("nack", [], wid, how, cause, max_attempts, max_crashes, delay_ms, *flat)
+
+    def reap(self, n: int, max_crashes: int, max_idle_grants: int) -> Call:
+        """Reply: [moved, more]."""
+        return self._call("reap", [], n, max_crashes, max_idle_grants)
+
+    def sweep(self, n: int) -> Call:
+        """Reply: [[rid...], [parent...]]."""
+        return self._call("sweep", [], n)
+
+    def promote(self, n: int) -> Call:
+        """Reply: [moved, more]."""
+        return self._call("promote", [], n)
+
+    def tick(self, lease_ms: int, api: str | None = None, last_id: str = "0-0") -> Call:
+        """Reply: [now, paused, system prompt version, created]."""
+        extra = [self.keys.out(api)] if api else []
+        return self._call("tick", extra, lease_ms, last_id)
+
+    def peek(self, rid: str) -> Call:
+        """Reply: [now, kind, value, position]."""
+        return self._call("peek", [self.keys.outcome(rid), self.keys.group(rid)], rid)
+
+    def attach(self, rid: str, api: str) -> Call:
+        """Reply: [OK] [GONE]."""
+        return self._call("attach", [self.keys.group(rid)], rid, api)
+
+    def notify(self, rid: str, api: str, inline_max: int) -> Call:
+        """Reply: [OK] [GONE]."""
+        k = self.keys
+        return self._call("notify", [k.outcome(rid), k.body(rid), k.out(api)], rid, inline_max)
+
+    def settle(self, rid: str, token: str, usage: str, output_tokens: int, ttl_ms: int) -> Call:
+        """Reply: [OK] [ALREADY] [GONE]."""
+        keys = [self.keys.outcome(rid), self.keys.usage(rid)]
+        return self._call("settle", keys, rid, token, usage, output_tokens, ttl_ms)
+
+    def stats(self) -> Call:
+        """Reply: see the script."""
+        return self._call("stats", [])
+
+    def prune(self, silent_ms: int) -> Call:
+        """Reply: [forgotten]."""
+        return self._call("prune", [], silent_ms)
+
+    def set_prompt(self, text: str, by: str) -> Call:
+        """Reply: [version]."""
+        return self._call("set_prompt", [], text, by)

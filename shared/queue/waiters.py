@@ -1,0 +1,90 @@
+"""Who waits for what in one API process: ids to futures. No I/O; the producer delivers into it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+
+from shared.errors import SluiceError
+from shared.queue.scripts import Call
+from shared.request import Body, Outcome
+
+log = logging.getLogger(__name__)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """`body` is None where there is none: not finished, expired, dropped, or a list's own outcome."""
+
+    id: str
+    outcome: Outcome
+    body: Body | None
+
+
+class Waiter:
+    """`resubmit` is the call that made the request, kept to make it again should the broker lose it."""
+
+    __slots__ = ("checked_at", "future", "is_submitted", "readers", "resubmit")
+
+    def __init__(self, resubmit: Call | None, now: float) -> None:
+        self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.readers = 0
+        self.resubmit = resubmit
+        self.checked_at = now
+        self.is_submitted = resubmit is None
+
+
+class Waiters:
+    """Several readers of one id share a future; the last to leave takes the entry with it."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Waiter] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, rid: str) -> bool:
+        return rid in self._by_id
+
+    def add(self, rid: str, resubmit: Call | None = None) -> Waiter:
+        waiter = self._by_id.get(rid)
+        if waiter is None:
+            waiter = Waiter(resubmit, asyncio.get_running_loop().time())
+            self._by_id[rid] = waiter
+        waiter.readers += 1
+        return waiter
+
+    def get(self, rid: str) -> Waiter | None:
+        return self._by_id.get(rid)
+
+    def remove(self, rid: str) -> None:
+        waiter = self._by_id.get(rid)
+        if waiter is None:
+            return
+        waiter.readers -= 1
+        if waiter.readers <= 0:
+            del self._by_id[rid]
+
+    def deliver(self, answer: Answer) -> None:
+        """The first answer stands; a second one (after a failover) is only logged."""
+        waiter = self._by_id.get(answer.id)
+        if waiter is None:
+            return
+        if waiter.future.done():
+            log.debug("a second result for %s is not delivered", answer.id)
+            return
+        waiter.future.set_result(answer)
+
+    def fail(self, rid: str, error: SluiceError) -> None:
+        waiter = self._by_id.get(rid)
+        if waiter is not None and not waiter.future.done():
+            waiter.future.set_exception(error)
+
+    def overdue(self, now: float, age_s: float) -> list[tuple[str, Waiter]]:
+        """Submitted ones without an answer that were not looked up for `age_s` seconds."""
+        return [
+            (rid, waiter)
+            for rid, waiter in self._by_id.items()
+            if waiter.is_submitted and not waiter.future.done() and now - waiter.checked_at >= age_s
+        ]

@@ -1,0 +1,112 @@
+"""The contract that every engine keeps: prompts in, pieces of text out, one stream per request.
+
+An engine knows nothing of the queue. It applies sampling and stop rules; chat templates, think
+blocks and results are others' work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from shared.errors import EngineDead, EngineError, PromptTooLong
+from shared.request import FinishReason
+from shared.sampling import SamplingParams
+
+__all__ = [
+    "Capabilities",
+    "Engine",
+    "EngineDead",
+    "EngineError",
+    "EngineOutput",
+    "EnginePrompt",
+    "PromptTooLong",
+]
+
+
+class EnginePrompt(msgspec.Struct, frozen=True):
+    """`token_ids` as the model sees them, special tokens included, so that no engine adds its own."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    text: str = ""
+
+
+class EngineOutput(msgspec.Struct, frozen=True):
+    """One piece: `text` and `token_ids` are new since the piece before.
+
+    The last piece has a `finish_reason`; `stop_reason` is the string or token id that matched, None
+    for end-of-sequence. `error` is set instead when this request alone failed.
+    """
+
+    request_id: str
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    cached_tokens: int = 0
+    logprobs: list[dict[str, Any]] | None = None
+    error: Exception | None = None
+
+    @property
+    def is_last(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """`fields`: names of SamplingParams that are honoured. `can_abort`: a run can be stopped midway.
+    `rows_share`: fields that must be equal in one call of `generate`; empty where rows are free.
+    """
+
+    fields: frozenset[str]
+    can_abort: bool
+    can_stream: bool
+    rows_share: frozenset[str] = frozenset()
+
+
+class Engine(Protocol):
+    """Made by a factory in `worker.engines`; `start` loads, everything else is for a started engine."""
+
+    name: str
+    capabilities: Capabilities
+
+    async def start(self) -> None:
+        """Load the model. Raises EngineError with the engine's own words."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and answer together."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """How many requests run at once."""
+        ...
+
+    @property
+    def progress(self) -> int:
+        """Grows while the engine works: steps or pieces so far. The stall watch reads it."""
+        ...
+
+    def generate(
+        self, prompts: Sequence[EnginePrompt], params: SamplingParams, *, stream: bool
+    ) -> AsyncIterator[EngineOutput]:
+        """Run one micro-batch that shares `params`; pieces of all prompts come interleaved.
+
+        Without `stream` each request yields one last piece with its whole text. A request that the
+        engine refuses yields a last piece with `error`; EngineDead is raised when nothing can go on.
+        """
+        ...
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Stop these; each yields a last piece with finish_reason `abort`. Unknown ids are ignored."""
+        ...
+
+    def effective_args(self) -> dict[str, Any]:
+        """The arguments really in force, for `/workers`."""
+        ...
+
+    async def close(self) -> None: ...
