@@ -72,7 +72,7 @@ class Backoff:
         now = time.monotonic()
         if self._failures == 1 or now - self._logged_at > 10:
             self._logged_at = now
-            log.warning("%s: broker unavailable, trying again: %s", self._what, error)
+            log.warning("%s: broker unavailable, trying again: %r", self._what, error)
         return float(delay * random.uniform(0.5, 1.0))
 
     def clear(self) -> None:
@@ -137,6 +137,8 @@ class Line:
             self._wake.clear()
             while self._waiting:
                 batch = self._take()
+                if not batch:
+                    break
                 try:
                     await self._send(batch)
                 except Exception as error:
@@ -167,18 +169,18 @@ class Line:
 
     async def _send(self, batch: Sequence[_Entry]) -> None:
         """Fails as a whole on a broken connection, call by call on a script's own error."""
-        if not batch:
-            return
+        # No attempt outlasts the batch's shortest budget, so that each caller hears within its own.
+        left_s = max(0.05, min(e.deadline for e in batch) - asyncio.get_running_loop().time())
         if self._connection is None:
             connection = self._pool.make_connection()
-            await asyncio.wait_for(connection.connect(), CONNECT_S)
+            await asyncio.wait_for(connection.connect(), min(CONNECT_S, left_s))
             self._connection = connection
         connection = self._connection
         commands = [e.call.command if isinstance(e.call, Call) else e.call for e in batch]
         await connection.send_packed_command(connection.pack_commands(commands))
         missing: list[_Entry] = []
         again: Exception | None = None
-        async with asyncio.timeout(REPLY_S):
+        async with asyncio.timeout(min(REPLY_S, left_s)):
             for entry in batch:
                 try:
                     reply = await connection.read_response()
@@ -215,7 +217,7 @@ class Line:
             if entry.deadline < at:
                 _fail(
                     entry,
-                    BrokerUnavailable(f"the broker does not answer: {error}", retry_after_s=2),
+                    BrokerUnavailable(f"the broker does not answer: {error!r}", retry_after_s=2),
                 )
             elif not entry.future.done():
                 kept.append(entry)
@@ -225,7 +227,7 @@ class Line:
         connection, self._connection = self._connection, None
         if connection is not None:
             try:
-                await asyncio.wait_for(connection.disconnect(nowait=True), CONNECT_S)
+                await asyncio.wait_for(connection.disconnect(), CONNECT_S)
             except Exception as error:
                 log.debug("closing a broken connection: %s", error)
 
@@ -272,7 +274,7 @@ class BlockingReader:
         connection, self._connection = self._connection, None
         if connection is not None:
             try:
-                await asyncio.wait_for(connection.disconnect(nowait=True), CONNECT_S)
+                await asyncio.wait_for(connection.disconnect(), CONNECT_S)
             except Exception as error:
                 log.debug("closing a blocking connection: %s", error)
 
@@ -318,6 +320,7 @@ class Connection:
         except ValueError as error:
             raise SettingsError(f"REDIS_URL: {error}") from error
         self.line = Line(self._pool, settings.broker_budget_s)
+        self._readers: list[BlockingReader] = []
 
     @classmethod
     def open(cls, settings: QueueSettings) -> Connection:
@@ -325,7 +328,9 @@ class Connection:
         return cls(settings)
 
     def reader(self, what: str) -> BlockingReader:
-        return BlockingReader(self._pool, what)
+        reader = BlockingReader(self._pool, what)
+        self._readers.append(reader)
+        return reader
 
     def sync_line(self) -> SyncLine:
         return SyncLine(self._url)
@@ -343,6 +348,8 @@ class Connection:
 
     async def close(self) -> None:
         await self.line.close()
+        for reader in self._readers:
+            await reader.close()
         await self._pool.disconnect()
 
 

@@ -119,7 +119,8 @@ class Scripts:
     def submit(self, rid: str, payload: bytes, meta: Sequence[Any], caps: Sequence[int]) -> Call:
         """Reply: [OK, position, t0] [DUP, position, t0] [DONE] [MISMATCH] [FULL, which, queued]."""
         packed = (codec.pack(list(meta)), codec.pack(list(caps)))
-        return self._call("submit", [self.keys.outcome(rid)], rid, payload, *packed)
+        keys = [self.keys.outcome(rid), self.keys.group(rid)]
+        return self._call("submit", keys, rid, payload, *packed)
 
     def reserve(
         self,

@@ -36,6 +36,7 @@ local function crash(rid, rec, now, cause, max_crashes)
   add_event(rec, now, 'suspect', cause)
   save_record(rid, rec)
   away(rid, rec)
-  redis.call('ZADD', K_ready_S, int(rec[R_T0]), rid)
+  -- Fewer crashes first, then by submit time: batchmates of a poison prompt are cleared before it runs alone.
+  redis.call('ZADD', K_ready_S, int(rec[R_CR] * 1e13 + rec[R_T0]), rid)
   return 'OK'
 end

@@ -1,5 +1,5 @@
 -- reserve: room for the N children of a list, all or nothing; the list exists from here on.
--- KEYS: ten resv flags stat | res:<parent> grp:<parent>
+-- KEYS: live ten resv flags stat | res:<parent> grp:<parent>
 -- ARGV: now parent n tokens tenant digest api delivery caps
 -- Replies: {OK, t0} {DUP, t0} {DONE} {MISMATCH} {FULL, which, queued}
 -- Moves: none. A second run finds the group (DUP). An unused reservation is swept after 30 s.
@@ -13,6 +13,7 @@ local res = redis.call('GET', KEYS[NK + 1])
 if res then
   return {cmsgpack.unpack(res)[12] == digest and 'DONE' or 'MISMATCH'}
 end
+if redis.call('HEXISTS', K_live, parent) == 1 then return {'MISMATCH'} end
 local old = redis.call('HMGET', grp, 'digest', 't0')
 if old[1] then
   if old[1] ~= digest then return {'MISMATCH'} end

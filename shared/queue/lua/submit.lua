@@ -1,5 +1,5 @@
 -- submit: accept one request, or say why not.
--- KEYS: in live ready:0 ready:1 ready:2 ready:R ready:S later when tags ten bell flags stat | res:<rid>
+-- KEYS: in live ready:0 ready:1 ready:2 ready:R ready:S later when tags ten bell flags stat | res:<rid> grp:<rid>
 -- ARGV: now rid payload meta caps; meta = {lane, tenant, tokens, timeout_ms, queue_timeout_ms, api, delivery, digest,
 --       depends, webhook, traceparent, not_before_ms}, caps = {requests, tokens, tenant requests, tenant tokens}, 0 = none
 -- Replies: {OK, position, t0} {DUP, position, t0} {DONE} {MISMATCH} {FULL, which, queued}
@@ -19,6 +19,8 @@ if old then
   if old[R_DG] ~= m[8] then return {'MISMATCH'} end
   return {'DUP', position(rid, old[R_LN]), int(old[R_T0])}
 end
+-- The id of a list that has not ended is no single request's.
+if redis.call('EXISTS', KEYS[NK + 2]) == 1 then return {'MISMATCH'} end
 local full = over_cap(caps, m[2], 1, m[3])
 if full then return {'FULL', full, redis.call('HGET', K_ten, 'r') or '0'} end
 local rec = new_record(now, m, '', payload, rid)

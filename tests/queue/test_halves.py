@@ -1,0 +1,331 @@
+"""The two halves of the queue together, over the real broker: wait, lists, cancel, faults of the connection."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from shared import codec
+from shared.errors import BrokerUnavailable, IdempotencyMismatch, QueueFull
+from shared.queue.connection import Connection
+from shared.queue.consumer import Consumer, Finished, Grant
+from shared.queue.producer import Caps, Producer
+from shared.request import Body, FinishReason, Report, Req, Usage
+from shared.sampling import SamplingParams
+from shared.settings import QueueSettings
+from shared.worker_info import WorkerInfo, WorkerState
+from tests.broker import Server
+
+SAMPLING = SamplingParams(max_tokens=4)
+INFO = WorkerInfo(id="w", state=WorkerState.READY)
+FREE = Caps()
+
+
+class Pair:
+    """One front door and one worker in this process, each with its own connections."""
+
+    def __init__(self, url: str, queue: str, **settings: Any) -> None:
+        self.settings = QueueSettings.load(redis_url=url, queue_name=queue, **settings)
+        self._connections = [Connection.open(self.settings) for _ in range(2)]
+        self.producer = Producer(self._connections[0], self.settings)
+        self.consumer = Consumer(self._connections[1], self.settings, worker_id="w")
+
+    def req(self, prompt: str = "x", rid: str | None = None, **fields: Any) -> Req:
+        return Req(
+            id=rid or self.producer.new_id(),
+            sampling=SAMPLING,
+            bucket_key=SAMPLING.bucket_key,
+            digest=fields.pop("digest", "d"),
+            prompt=prompt,
+            cost_tokens=5,
+            **fields,
+        )
+
+    def children(self, parent: Req, n: int) -> list[Req]:
+        return [self.req(f"item {i}", rid=f"{parent.id}.{i}") for i in range(n)]
+
+    async def answer(self, grant: Grant) -> Finished:
+        prompt = codec.decode_req(grant.payload).prompt
+        body = Body(text=f"A({prompt})")
+        return await self.consumer.finish(grant, Report(finish_reason=FinishReason.stop), body)
+
+    async def serve(self) -> None:
+        while True:
+            try:
+                claimed = await self.consumer.claim(32, is_idle=True)
+            except BrokerUnavailable:
+                continue
+            if not claimed.grants:
+                await self.consumer.wait_for_work(0.5, wants_work=True)
+            await asyncio.gather(*map(self.answer, claimed.grants))
+
+    async def close(self) -> None:
+        await self.producer.close()
+        for connection in self._connections:
+            await connection.close()
+        self.consumer.close_beats()
+
+
+@asynccontextmanager
+async def pair_on(url: str, queue: str, **settings: Any) -> AsyncIterator[Pair]:
+    pair = Pair(url, queue, **settings)
+    await pair.producer.start()
+    try:
+        yield pair
+    finally:
+        await pair.close()
+
+
+@pytest.fixture
+async def pair(broker_url: str, queue_name: str) -> AsyncIterator[Pair]:
+    async with pair_on(broker_url, queue_name) as pair:
+        yield pair
+
+
+@asynccontextmanager
+async def serving(pair: Pair) -> AsyncIterator[None]:
+    task = asyncio.create_task(pair.serve())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_submit_and_wait(pair: Pair) -> None:
+    async with serving(pair):
+        req = pair.req("hello")
+        submitted = await pair.producer.submit(req, FREE, watch=True)
+        answer = await pair.producer.wait(req.id, 5)
+        pair.producer.unwatch(req.id)
+    assert not submitted.joined
+    assert answer.body == Body(text="A(hello)")
+    assert answer.outcome.report.finish_reason == "stop"
+    assert pair.producer.waiting == 0
+
+
+async def test_a_thousand_waiters_share_a_few_connections(pair: Pair, broker_url: str) -> None:
+    async with serving(pair):
+        reqs = [pair.req(str(i)) for i in range(1000)]
+        await asyncio.gather(*(pair.producer.submit(req, FREE, watch=True) for req in reqs))
+        answers = await asyncio.gather(*(pair.producer.wait(req.id, 20) for req in reqs))
+        client = redis.Redis.from_url(broker_url)
+        assert len(client.client_list()) <= 10
+        client.close()
+    texts = [answer.body.text if answer.body else None for answer in answers]
+    assert texts == [f"A({i})" for i in range(1000)]
+
+
+async def test_a_large_answer_arrives_whole(pair: Pair) -> None:
+    async with serving(pair):
+        req = pair.req("y" * 200_000)
+        await pair.producer.submit(req, FREE, watch=True)
+        answer = await pair.producer.wait(req.id, 5)
+    assert answer.body is not None
+    assert len(answer.body.text) == 200_003
+
+
+async def test_a_list_is_answered_in_order_under_one_id(pair: Pair) -> None:
+    async with serving(pair):
+        parent = pair.req()
+        children = pair.children(parent, 150)
+        await pair.producer.submit_list(parent, children, FREE, watch=True)
+        answer = await pair.producer.wait(parent.id, 10)
+        items = await pair.producer.answers([child.id for child in children])
+    assert answer.outcome.n_children == 150
+    assert [item.body.text for item in items if item and item.body] == [
+        f"A(item {i})" for i in range(150)
+    ]
+
+
+async def test_the_same_id_joins_and_another_body_is_refused(pair: Pair) -> None:
+    req = pair.req("once", rid=pair.producer.derived_id("t", "idem", "k"))
+    await pair.producer.submit(req, FREE, watch=True)
+    again = await pair.producer.submit(req, FREE, watch=True)
+    assert again.joined
+    with pytest.raises(IdempotencyMismatch):
+        await pair.producer.submit(pair.req("other", rid=req.id, digest="e"), FREE)
+    async with serving(pair):
+        first, second = await asyncio.gather(
+            pair.producer.wait(req.id, 5), pair.producer.wait(req.id, 5)
+        )
+    assert first == second
+    finished = await pair.producer.submit(req, FREE, watch=True)
+    assert finished.joined
+    assert (await pair.producer.wait(req.id, 5)).body == Body(text="A(once)")
+
+
+async def test_a_full_queue_refuses_and_says_so(pair: Pair) -> None:
+    await pair.producer.submit(pair.req(), Caps(requests=1))
+    with pytest.raises(QueueFull, match="requests"):
+        await pair.producer.submit(pair.req(), Caps(requests=1))
+    parent = pair.req()
+    with pytest.raises(QueueFull):
+        await pair.producer.submit_list(parent, pair.children(parent, 3), Caps(requests=3))
+
+
+async def test_cancel_reaches_queued_running_and_listed_ones(pair: Pair) -> None:
+    queued, running = pair.req(), pair.req()
+    await pair.producer.submit(running, FREE, watch=True)
+    claimed = await pair.consumer.claim(1, is_idle=True)
+    await pair.producer.submit(queued, FREE, watch=True)
+    parent = pair.req()
+    await pair.producer.submit_list(parent, pair.children(parent, 70), FREE, watch=True)
+    for rid in (queued.id, running.id, parent.id):
+        snapshot = await pair.producer.cancel(rid)
+        assert snapshot is not None
+        assert snapshot.outcome is not None
+        assert (await pair.producer.wait(rid, 5)).outcome.status == "cancelled"
+    assert await pair.consumer.wait_for_work(2, wants_work=False) == [running.id]
+    grant = claimed.grants[0]
+    assert await pair.answer(grant) is Finished.LOST
+    await pair.consumer.settle(grant.id, grant.token, Usage(completion_tokens=3))
+    assert (await pair.consumer.claim(10, is_idle=True)).grants == []
+    assert await pair.producer.cancel("q.0-unknown") is None
+
+
+async def test_beats_keep_a_claim_and_tell_of_its_loss(pair: Pair) -> None:
+    req = pair.req()
+    await pair.producer.submit(req, FREE)
+    grant = (await pair.consumer.claim(1, is_idle=True)).grants[0]
+    held = {grant.id: (grant.token, True)}
+    assert (await asyncio.to_thread(pair.consumer.beat, held, INFO)).lost == []
+    await pair.producer.cancel(req.id)
+    assert (await asyncio.to_thread(pair.consumer.beat, held, INFO)).lost == [req.id]
+    stats = await pair.producer.stats()
+    assert [worker.info.id for worker in stats.workers] == ["w"]
+
+
+async def test_a_cancelled_claim_strands_nothing(pair: Pair) -> None:
+    await pair.producer.submit(pair.req(), FREE)
+    claiming = asyncio.create_task(pair.consumer.claim(1, is_idle=True))
+    await asyncio.sleep(0)
+    claiming.cancel()
+    await asyncio.gather(claiming, return_exceptions=True)
+    await pair.consumer.leave()
+    stats = await pair.producer.stats()
+    assert (stats.queued, stats.running) == (1, 0)
+
+
+async def test_a_lost_notice_is_mended_by_the_reconcile(pair: Pair, broker_url: str) -> None:
+    client: Any = redis.Redis.from_url(broker_url)
+    req = pair.req()
+    await pair.producer.submit(req, FREE, watch=True)
+    grant = (await pair.consumer.claim(1, is_idle=True)).grants[0]
+    client.delete(f"sl:{{{pair.settings.queue_name}:0}}:out:{pair.producer.api_id}")
+    await pair.answer(grant)
+    client.close()
+    assert (await pair.producer.wait(req.id, 10)).body == Body(text="A(x)")
+
+
+async def test_a_request_that_the_broker_forgot_is_submitted_again(
+    pair: Pair, broker_url: str
+) -> None:
+    req = pair.req("kept")
+    await pair.producer.submit(req, FREE, watch=True)
+    client: Any = redis.Redis.from_url(broker_url)
+    for key in client.scan_iter(f"sl:{{{pair.settings.queue_name}:0}}*"):
+        client.delete(key)
+    client.close()
+    async with serving(pair):
+        assert (await pair.producer.wait(req.id, 10)).body == Body(text="A(kept)")
+
+
+async def test_a_system_prompt_reaches_every_replica(pair: Pair, broker_url: str) -> None:
+    async with pair_on(broker_url, pair.settings.queue_name) as other:
+        assert await pair.producer.set_system_prompt("Be brief.", "admin") == 1
+        await until(lambda: other.producer.known_system_prompt == ("Be brief.", 1))
+
+
+async def test_script_flush_is_invisible(pair: Pair, broker_url: str) -> None:
+    client: Any = redis.Redis.from_url(broker_url)
+    async with serving(pair):
+        for i in range(20):
+            client.script_flush()
+            req = pair.req(str(i))
+            await pair.producer.submit(req, FREE, watch=True)
+            assert (await pair.producer.wait(req.id, 5)).body == Body(text=f"A({i})")
+            pair.producer.unwatch(req.id)
+    client.close()
+
+
+async def test_a_broker_that_is_away_is_an_error_within_the_budget_and_then_forgotten(
+    tmp_path: Path, queue_name: str
+) -> None:
+    server = Server(aof=True).start()
+    try:
+        async with pair_on(server.url, queue_name) as pair, serving(pair):
+            queued = pair.req("before")
+            await pair.producer.submit(queued, FREE, watch=True)
+            await pair.producer.wait(queued.id, 5)
+            server.stop()
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            with pytest.raises(BrokerUnavailable):
+                await pair.producer.submit(pair.req("lost"), FREE, watch=True)
+            assert loop.time() - began < 3
+            assert not pair.producer.is_up
+            server.start()
+            await until(lambda: pair.producer.is_up)
+            req = pair.req("after")
+            await pair.producer.submit(req, FREE, watch=True)
+            assert (await pair.producer.wait(req.id, 10)).body == Body(text="A(after)")
+            known = await pair.producer.answer(queued.id)
+            assert known is not None
+            assert known.body == Body(text="A(before)")
+    finally:
+        server.stop()
+
+
+async def test_a_silent_broker_is_an_error_within_the_budget(queue_name: str) -> None:
+    server = Server().start()
+    try:
+        async with pair_on(server.url, queue_name) as pair:
+            await pair.producer.stats()
+            server.send(signal.SIGSTOP)  # connections stay open, nothing answers
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            with pytest.raises(BrokerUnavailable):
+                await pair.producer.submit(pair.req(), FREE)
+            assert loop.time() - began < 3
+            server.send(signal.SIGCONT)
+            await until(lambda: pair.producer.is_up)
+    finally:
+        server.stop()
+
+
+async def test_a_submit_in_doubt_is_ended_when_the_broker_is_back(queue_name: str) -> None:
+    server = Server().start()
+    try:
+        async with pair_on(server.url, queue_name) as pair:
+            await pair.producer.stats()
+            server.send(signal.SIGSTOP)
+            req = pair.req()
+            with pytest.raises(BrokerUnavailable):
+                await pair.producer.submit(req, FREE)
+            server.send(signal.SIGCONT)
+            async with asyncio.timeout(10):
+                while True:
+                    try:
+                        snapshot = await pair.producer.peek(req.id)
+                    except BrokerUnavailable:
+                        continue
+                    if snapshot is None or snapshot.outcome is not None:
+                        break
+                    await asyncio.sleep(0.05)
+            assert (await pair.producer.stats()).live == 0
+    finally:
+        server.stop()

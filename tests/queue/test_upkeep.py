@@ -1,0 +1,86 @@
+"""tick, peek, stats, prune, set_prompt and the loader of scripts."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.queue import stats
+from shared.queue.scripts import NAMES, Call, load
+from tests.queue.harness import LEASE_MS, Shard
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_script_has_a_header_and_loads(shard: Shard, name: str) -> None:
+    script = load(name)
+    for part in ("-- KEYS:", "-- ARGV:", "-- Replies:", "-- Moves:", "-- FLAGS:", "-- USES:"):
+        assert part in script.source
+    sha = shard.client.script_load(script.source)
+    assert sha in (script.sha, script.sha.encode())
+
+
+def test_a_lost_stream_is_made_anew_after_the_last_read_entry(shard: Shard) -> None:
+    shard.api("api")
+    shard.client.delete(shard.keys.out("api"))
+    last = f"{shard.now_ms + 99_999}-7"
+    assert shard.run(shard.scripts.tick(LEASE_MS, "api", last))[3] == 1
+    entry = shard.client.xrange(shard.keys.out("api"))[0][0].decode()
+    assert tuple(map(int, entry.split("-"))) > tuple(map(int, last.split("-")))
+    assert shard.run(shard.scripts.tick(LEASE_MS, "api", entry))[3] == 0
+    assert 0 < shard.client.pttl(shard.keys.out("api")) <= 60_000
+
+
+def test_peek_knows_each_stage(shard: Shard) -> None:
+    def kind() -> bytes:
+        reply: bytes = shard.run(shard.scripts.peek("q.0-a"))[1]
+        return reply
+
+    assert kind() == b"none"
+    shard.submit("q.0-a")
+    assert shard.run(shard.scripts.peek("q.0-a"))[3] == 0
+    rid, token = shard.grant()
+    assert kind() == b"live"
+    assert shard.run(shard.scripts.peek("q.0-a"))[3] == -1
+    shard.finish(rid, token)
+    assert kind() == b"done"
+
+
+def test_stats_tell_depth_age_and_workers(shard: Shard) -> None:
+    shard.submit("q.0-a", lane=0)
+    shard.advance(2000)
+    shard.submit("q.0-b", lane=2)
+    shard.beat("w1", {})
+    shard.grant("w1")
+    found = stats.parse(shard.run(shard.scripts.stats()), LEASE_MS / 1000)
+    assert found.depth == {"interactive": 0, "standard": 0, "batch": 1}
+    assert (found.running, found.live, found.queued, found.tokens) == (1, 2, 1, 20)
+    assert [worker.is_live for worker in found.workers] == [True]
+    shard.advance(LEASE_MS + 1000)
+    found = stats.parse(shard.run(shard.scripts.stats()), LEASE_MS / 1000)
+    assert [worker.is_live for worker in found.workers] == [False]
+    assert found.oldest_age_s == pytest.approx((LEASE_MS + 1000) / 1000)
+
+
+def test_silent_workers_are_forgotten_and_live_ones_kept(shard: Shard) -> None:
+    shard.beat("old", {})
+    shard.advance(10_000)
+    shard.beat("new", {})
+    assert shard.run(shard.scripts.prune(5000)) == [1]
+    names = shard.client.hkeys(shard.keys.fixed("wk"))
+    assert sorted(names) == [b"b:new", b"i:new"]
+
+
+def test_prompt_versions_count_up_and_old_ones_go(shard: Shard) -> None:
+    for i in range(25):
+        assert shard.run(shard.scripts.set_prompt(f"p{i}", "admin")) == [i + 1]
+    sys = shard.keys.fixed("sys")
+    assert shard.client.hget(sys, "t") == b"p24"
+    assert shard.client.hget(sys, "t:6") == b"p5"
+    assert shard.client.hget(sys, "t:5") is None
+    assert shard.run(shard.scripts.tick(LEASE_MS))[2] == b"25"
+
+
+def test_a_script_declares_every_key_in_one_slot(shard: Shard) -> None:
+    call: Call = shard.scripts.finish(
+        "q.0-a", "w", "t", "F", "", "", "", None, 1, 1, 1, ["x", "y"], "q.0-p"
+    )
+    assert {key.split("}")[0] for key in call.keys} == {shard.keys.prefix.split("}")[0]}
