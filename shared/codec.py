@@ -10,11 +10,21 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from shared.errors import CodecError
+from shared.errors import CodecError, SluiceError
 from shared.request import SCHEMA_VERSION, Body, Outcome, Record, Report, Req
 from shared.worker_info import WorkerInfo
 
+
+class _NamedVersion(msgspec.Struct):
+    v: int
+
+
+class _FirstVersion(msgspec.Struct, array_like=True):
+    v: int
+
+
 T = TypeVar("T")
+V = TypeVar("V", Req, Record, Outcome)
 _encoder = msgspec.msgpack.Encoder()
 _req = msgspec.msgpack.Decoder(Req)
 _record = msgspec.msgpack.Decoder(Record)
@@ -22,6 +32,8 @@ _outcome = msgspec.msgpack.Decoder(Outcome)
 _body = msgspec.msgpack.Decoder(Body)
 _info = msgspec.msgpack.Decoder(WorkerInfo)
 _any = msgspec.msgpack.Decoder()
+_named_version = msgspec.msgpack.Decoder(_NamedVersion)
+_first_version = msgspec.msgpack.Decoder(_FirstVersion)
 
 
 def encode(record: Req | Body | WorkerInfo) -> bytes:
@@ -39,18 +51,15 @@ def unpack(raw: bytes) -> Any:
 
 
 def decode_req(raw: bytes) -> Req:
-    req = _decode(_req, raw, "request")
-    if req.v > SCHEMA_VERSION:
-        raise CodecError(f"request of schema {req.v}; this process knows {SCHEMA_VERSION}", raw)
-    return req
+    return _decode_versioned(_req, _named_version, raw, "request")
 
 
 def decode_record(raw: bytes) -> Record:
-    return _decode(_record, raw, "record")
+    return _decode_versioned(_record, _first_version, raw, "record")
 
 
 def decode_outcome(raw: bytes) -> Outcome:
-    return _decode(_outcome, raw, "outcome")
+    return _decode_versioned(_outcome, _first_version, raw, "outcome")
 
 
 def decode_body(raw: bytes) -> Body:
@@ -69,5 +78,32 @@ def encode_report(report: Report) -> str:
 def _decode(decoder: msgspec.msgpack.Decoder[T], raw: bytes, what: str) -> T:
     try:
         return decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError, SluiceError) as error:
+        # SluiceError: well-formed, and yet no sampling parameters of ours.
         raise CodecError(f"not a {what}: {error}", raw) from error
+
+
+def _decode_versioned(
+    decoder: msgspec.msgpack.Decoder[V],
+    version: msgspec.msgpack.Decoder[_NamedVersion] | msgspec.msgpack.Decoder[_FirstVersion],
+    raw: bytes,
+    what: str,
+) -> V:
+    try:
+        record = _decode(decoder, raw, what)
+    except CodecError:
+        # A field may have got another type since; then its version tells more than our complaint.
+        try:
+            found = version.decode(raw).v
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            found = SCHEMA_VERSION
+        if found > SCHEMA_VERSION:
+            raise _too_new(what, found, raw) from None
+        raise
+    if record.v > SCHEMA_VERSION:
+        raise _too_new(what, record.v, raw)
+    return record
+
+
+def _too_new(what: str, version: int, raw: bytes) -> CodecError:
+    return CodecError(f"{what} of schema {version}; this process knows {SCHEMA_VERSION}", raw)

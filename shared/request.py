@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum, StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from shared.errors import CodecError
 from shared.sampling import SamplingParams
 from shared.status import RECORD_STATES, ReqStatus
 
+T = TypeVar("T")
 SCHEMA_VERSION = 1
 REQUEST_ID = re.compile(r"[a-z0-9-]{1,32}\.[0-9]{1,4}-[a-z0-9]{1,64}(\.[0-9]{1,6})?")
 
@@ -64,7 +66,8 @@ class Req(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sampling: SamplingParams
     bucket_key: str
     digest: str
-    v: int = SCHEMA_VERSION
+    # By a factory, since a plain default is left out of the bytes, and the version must be in them.
+    v: int = msgspec.field(default_factory=lambda: SCHEMA_VERSION)
     tenant: str = "anonymous"
     prompt: str | None = None
     messages: tuple[Message, ...] | None = None
@@ -210,9 +213,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def report(self) -> Report:
-        if not self.report_json:
-            return Report()
-        return msgspec.json.decode(self.report_json, type=Report)
+        return _decode_json(self.report_json, Report) if self.report_json else Report()
 
     @property
     def delivery(self) -> Delivery:
@@ -220,17 +221,30 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
 
 
 def decode_delivery(text: str) -> Delivery:
-    return msgspec.json.decode(text, type=Delivery) if text else Delivery()
+    return _decode_json(text, Delivery) if text else Delivery()
+
+
+def _decode_json(text: str, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raw = text.encode("utf-8", "surrogatepass")
+        raise CodecError(f"not a {kind.__name__.lower()}: {error}", raw) from error
 
 
 def parent_of(request_id: str) -> str | None:
-    """`<queue>.<shard>-<key>.<index>` is a child of `<queue>.<shard>-<key>`."""
-    return request_id.rpartition(".")[0] if request_id.count(".") == 2 else None
+    """`<queue>.<shard>-<key>.<index>` is a child of `<queue>.<shard>-<key>`; None for all else."""
+    return request_id.rpartition(".")[0] if _is_child(request_id) else None
 
 
 def child_index(request_id: str) -> int | None:
     """The place of a child in its list, from 0; None for a request that is no child."""
-    return int(request_id.rpartition(".")[2]) if request_id.count(".") == 2 else None
+    return int(request_id.rpartition(".")[2]) if _is_child(request_id) else None
+
+
+def _is_child(request_id: str) -> bool:
+    match = REQUEST_ID.fullmatch(request_id)
+    return match is not None and match[1] is not None
 
 
 def queue_and_shard(request_id: str) -> tuple[str, int] | None:

@@ -16,6 +16,15 @@ from shared.errors import InvalidRequest
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 1024
+INT32_MAX = 2**31 - 1
+_FLOATS = (
+    "temperature",
+    "top_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -23,7 +32,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     `temperature` 0 is greedy: top_p, top_k and seed are then without effect. `top_k` -1 is off (0 is
     taken as -1). Penalties follow vLLM: repetition over prompt and output, the others over output.
-    Raises InvalidRequest naming the field.
+    Lists become tuples, so that the record is hashable and nobody changes it later. Raises
+    InvalidRequest naming the field.
     """
 
     max_tokens: int
@@ -45,13 +55,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def __post_init__(self) -> None:
         if self.top_k == 0:
             msgspec.structs.force_setattr(self, "top_k", -1)
-        if self.stop_token_ids:
+        if type(self.stop) is not tuple:
+            msgspec.structs.force_setattr(self, "stop", _strings(self.stop))
+        if type(self.stop_token_ids) is not tuple or self.stop_token_ids:
             ids = tuple(dict.fromkeys(self.stop_token_ids))
             msgspec.structs.force_setattr(self, "stop_token_ids", ids)
         self._check()
 
     def _check(self) -> None:
-        _require(self.max_tokens >= 1, "max_tokens", "must be at least 1", self.max_tokens)
+        _require(
+            1 <= self.max_tokens <= INT32_MAX,
+            "max_tokens",
+            "must be at least 1 and fit in 32 bits",
+            self.max_tokens,
+        )
         _require(self.min_tokens >= 0, "min_tokens", "must be at least 0", self.min_tokens)
         _require(
             self.min_tokens <= self.max_tokens,
@@ -65,11 +82,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _require(
             _within(self.top_p, 0, 1) and self.top_p > 0, "top_p", "must be in (0, 1]", self.top_p
         )
-        _require(self.top_k >= -1, "top_k", "must be -1 or 0 (off) or at least 1", self.top_k)
         _require(
-            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
+            -1 <= self.top_k <= INT32_MAX,
+            "top_k",
+            "must be -1 or 0 (off) or at least 1",
+            self.top_k,
+        )
+        _require(
+            0 < self.repetition_penalty < math.inf,
             "repetition_penalty",
-            "must be above 0",
+            "must be above 0 and finite",
             self.repetition_penalty,
         )
         for name in ("frequency_penalty", "presence_penalty"):
@@ -83,10 +105,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 0 < len(text) <= MAX_STOP_CHARS,
                 "stop",
                 f"each string must have 1..{MAX_STOP_CHARS} characters",
-                text[:40],
+                text,
             )
+            _require(_is_unicode(text), "stop", "each string must be valid Unicode", text)
+        _require(
+            len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS,
+            "stop_token_ids",
+            f"at most {MAX_STOP_TOKEN_IDS} ids",
+            len(self.stop_token_ids),
+        )
         for token_id in self.stop_token_ids:
-            _require(0 <= token_id < 2**31, "stop_token_ids", "must be token ids", token_id)
+            _require(0 <= token_id <= INT32_MAX, "stop_token_ids", "must be token ids", token_id)
         if self.logprobs is not None:
             _require(0 <= self.logprobs <= 20, "logprobs", "must be in 0..20", self.logprobs)
         if self.seed is not None:
@@ -94,7 +123,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def is_greedy(self) -> bool:
-        """vLLM's own border: below 1e-5 it takes the most likely token."""
+        """Below 1e-5 only the most likely token is left.
+
+        An engine must be told 0 then: vLLM raises what is between 0 and 0.01 to 0.01, and samples.
+        """
         return self.temperature < 1e-5
 
     @property
@@ -107,17 +139,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
         Greedy requests share a key whatever their top_p, top_k and seed; the order of stop strings
         counts only where one ends another, since only then can it change which one is reported.
+        A field at its default is left out, so that a new field changes no key of today.
         """
-        fields = msgspec.to_builtins(self)
-        fields["stop"] = _canonical_stops(self.stop)
-        fields["stop_token_ids"] = sorted(self.stop_token_ids)
+        fields: dict[str, Any] = {"max_tokens": self.max_tokens}
+        defaults = self.__struct_defaults__
+        for name, default in zip(self.__struct_fields__[-len(defaults) :], defaults, strict=True):
+            value = getattr(self, name)
+            if value != default:
+                # 1 and 1.0 are one value to an engine, so they must be one text here.
+                fields[name] = float(value) if name in _FLOATS else value
+        if self.stop:
+            fields["stop"] = _canonical_stops(self.stop)
+        if self.stop_token_ids:
+            fields["stop_token_ids"] = sorted(self.stop_token_ids)
         if self.is_greedy:
             fields["temperature"] = 0.0
             for name in ("top_p", "top_k", "seed"):
                 fields.pop(name, None)
-        # -0.0 and 0.0, 1 and 1.0 are one value to an engine, so they must be one text here.
-        numbers = {k: v + 0.0 if type(v) in (int, float) else v for k, v in fields.items()}
-        data = msgspec.json.encode(numbers, order="deterministic")
+        data = msgspec.json.encode(fields, order="sorted")
         return hashlib.blake2b(data, digest_size=8).hexdigest()
 
     def batch_key(self, rows_share: frozenset[str]) -> tuple[object, ...]:
@@ -138,7 +177,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """None means absent; one stop string may stand for a list; an unknown key is refused."""
         known = set(cls.__struct_fields__)
         for key in data:
-            _require(key in known, key, "is not a sampling parameter", None)
+            if key not in known:
+                shown = _cut(key if key.isprintable() else repr(key))
+                raise InvalidRequest(f"{shown}: is not a sampling parameter", param=shown)
         given = {k: v for k, v in data.items() if v is not None}
         _require("max_tokens" in given, "max_tokens", "is required", None)
         if isinstance(given.get("stop"), str):
@@ -149,8 +190,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         try:
             return msgspec.convert(given, cls, strict=True)
         except msgspec.ValidationError as error:
-            if isinstance(error.__cause__, InvalidRequest):
-                raise error.__cause__ from None
             text, _, path = str(error).partition(" - at `$.")
             name = path.rstrip("`").split("[")[0] or None
             raise InvalidRequest(f"{name or 'sampling'}: {text}", param=name) from None
@@ -162,12 +201,37 @@ _NEWER: dict[str, object] = {"ignore_eos": False}
 
 def _require(holds: bool, name: str, rule: str, got: object) -> None:
     if not holds:
-        tail = "" if got is None else f", got {got!r}"
+        tail = "" if got is None else f", got {_shown(got)}"
         raise InvalidRequest(f"{name}: {rule}{tail}", param=name)
 
 
+def _shown(value: object) -> str:
+    """Short and printable, whatever a client sent."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return "a number of over 64 bits"  # of thousands of digits, Python prints none
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _strings(stop: Any) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _is_unicode(text: str) -> bool:
+    """A lone surrogate can be written in JSON, but neither stored nor generated."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _within(value: float, low: float, high: float) -> bool:
-    return math.isfinite(value) and low <= value <= high
+    """False for NaN, as every comparison with it is."""
+    return low <= value <= high
 
 
 def _canonical_stops(stops: tuple[str, ...]) -> list[str]:

@@ -7,10 +7,13 @@ start and names variable and source; a bad value of a variable of the first seed
 from __future__ import annotations
 
 import logging
+import math
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+from dotenv import dotenv_values
 from pydantic import (
     AfterValidator,
     Field,
@@ -19,7 +22,13 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     field_validator,
 )
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from shared.errors import SettingsError
 
@@ -42,8 +51,25 @@ class Settings(BaseSettings):
         frozen=True,
         case_sensitive=False,
         enable_decoding=False,
+        dotenv_filtering="only_existing",
         protected_namespaces=(),
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Argument, environment, `.env`; white space around a value does not count in the two latter."""
+        for source in (env_settings, dotenv_settings):
+            if isinstance(source, EnvSettingsSource):
+                values = {name: (value or "").strip() for name, value in source.env_vars.items()}
+                source.env_vars = {name: value for name, value in values.items() if value}
+        return init_settings, env_settings, dotenv_settings
 
     @field_validator("*", mode="wrap")
     @classmethod
@@ -58,6 +84,8 @@ class Settings(BaseSettings):
             return value.strip().lower() in TRUTHY
         try:
             taken = handler(value.strip() if isinstance(value, str) else value)
+            if isinstance(taken, float) and not math.isfinite(taken):
+                raise ValueError("must be finite")
         except ValueError:
             default = field.get_default(call_default_factory=True, validated_data={})
             log.warning("%s: bad value, taking %r", str(info.field_name).upper(), default)
@@ -74,19 +102,24 @@ class Settings(BaseSettings):
         try:
             return cls(**given)
         except ValidationError as error:
-            lines = []
-            for item in error.errors():
-                name = str(item["loc"][0]).upper() if item["loc"] else cls.__name__
-                lines.append(
-                    f"{name}: {item['msg']}, got {item['input']!r} (from {_source(name, given)})"
-                )
+            lines = [cls._told(item, given) for item in error.errors()]
             raise SettingsError("bad setting: " + "; ".join(lines)) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f".env cannot be read: {error}") from None
+
+    @classmethod
+    def _told(cls, item: ErrorDetails, given: dict[str, Any]) -> str:
+        field = str(item["loc"][0]) if item["loc"] else ""
+        name = field.upper() or cls.__name__
+        is_secret = field in cls.model_fields and not cls.model_fields[field].repr
+        got = "" if is_secret else f", got {item['input']!r}"
+        return f"{name}: {item['msg']}{got} (from {_source(name, given)})"
 
 
 def _source(name: str, given: dict[str, Any]) -> str:
     if name.lower() in given:
         return "command line"
-    if any(key.upper() == name and value for key, value in os.environ.items()):
+    if any(key.upper() == name and value.strip() for key, value in os.environ.items()):
         return "environment"
     return ".env"
 
@@ -97,23 +130,16 @@ def warn_unknown(
     """Names in `.env` that no process reads (likely misspelt), by the list in `.env.example`."""
     if not (env_file.is_file() and known_file.is_file()):
         return []
-    known = _names(known_file, commented=True)
-    unknown = sorted(_names(env_file, commented=False) - known)
+    set_here = {name.upper() for name in dotenv_values(env_file, interpolate=False)}
+    unknown = sorted(set_here - _listed(known_file))
     for name in unknown:
         log.warning("%s in %s is no setting of Sluice", name, env_file)
     return unknown
 
 
-def _names(path: Path, *, commented: bool) -> set[str]:
-    names = set()
-    for line in path.read_text(encoding="utf-8").splitlines():
-        text = line.strip()
-        if commented:
-            text = text.removeprefix("#").lstrip()
-        name, equals, _ = text.removeprefix("export ").partition("=")
-        if equals and name.strip().isidentifier() and name.strip().isupper():
-            names.add(name.strip())
-    return names
+def _listed(path: Path) -> set[str]:
+    """Names in lines such as `# LEASE_S=15`, with or without the `#`."""
+    return set(re.findall(r"^(?:# ?)?([A-Z][A-Z0-9_]*)=", path.read_text("utf-8"), re.MULTILINE))
 
 
 def _slug(value: str) -> str:
@@ -135,11 +161,11 @@ class LogSettings(Settings):
 class QueueSettings(Settings):
     """What both sides of the queue must agree on. Times in seconds."""
 
-    redis_url: str = "redis://127.0.0.1:6379/0"
+    redis_url: str = Field("redis://127.0.0.1:6379/0", repr=False)
     queue_name: Annotated[str, AfterValidator(_slug)] = "default"
     lease_s: Annotated[float, Field(ge=1, le=600)] = 15.0
     max_crashes: Annotated[int, Field(ge=0, le=10)] = 2
     max_attempts: Annotated[int, Field(ge=1, le=20)] = 3
-    result_record_ttl_s: Annotated[float, Field(ge=1)] = 86_400.0
-    result_body_ttl_s: Annotated[float, Field(ge=1)] = 3_600.0
+    result_record_ttl_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 86_400.0
+    result_body_ttl_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 3_600.0
     broker_budget_s: Annotated[float, Field(gt=0, le=30)] = 2.5

@@ -6,6 +6,7 @@ Imported by the `conftest.py` files as a pytest plugin; chaos tests start and st
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -30,6 +31,7 @@ class Server:
     def __init__(
         self, folder: Path | None = None, *, aof: bool = False, extra: tuple[str, ...] = ()
     ) -> None:
+        self._is_own_folder = folder is None
         self.folder = folder or Path(tempfile.mkdtemp(prefix="sluice-t-"))
         self.socket = self.folder / "s.sock"
         self.url = f"unix://{self.socket}"
@@ -69,12 +71,18 @@ class Server:
             self.process.wait(20)
             self.process = None
 
+    def clean(self) -> None:
+        """Remove the folder that was made for it; after the last stop."""
+        if self._is_own_folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[Server]:
     server = Server().start()
     yield server
     server.stop()
+    server.clean()
 
 
 @pytest.fixture(scope="session")

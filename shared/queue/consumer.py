@@ -125,6 +125,10 @@ class Consumer:
             return []
         return [reply[1].decode()]
 
+    async def ring(self) -> None:
+        """Wake another worker: there is work that this one heard of and cannot take."""
+        await self._line.run(("ZADD", self._keys.fixed("bell"), 0, "w"))
+
     def beat(self, held: Mapping[str, tuple[str, bool]], info: WorkerInfo) -> BeatReply:
         """Blocking; for the beat thread only. `held`: id to (token, has it started). BrokerUnavailable if away."""
         lease_ms = int(self._settings.lease_s * 1000)

@@ -288,6 +288,7 @@ async def test_a_broker_that_is_away_is_an_error_within_the_budget_and_then_forg
             assert known.body == Body(text="A(before)")
     finally:
         server.stop()
+        server.clean()
 
 
 async def test_a_silent_broker_is_an_error_within_the_budget(queue_name: str) -> None:
@@ -305,6 +306,7 @@ async def test_a_silent_broker_is_an_error_within_the_budget(queue_name: str) ->
             await until(lambda: pair.producer.is_up)
     finally:
         server.stop()
+        server.clean()
 
 
 async def test_a_submit_in_doubt_is_ended_when_the_broker_is_back(queue_name: str) -> None:
@@ -329,3 +331,4 @@ async def test_a_submit_in_doubt_is_ended_when_the_broker_is_back(queue_name: st
             assert (await pair.producer.stats()).live == 0
     finally:
         server.stop()
+        server.clean()

@@ -1,0 +1,304 @@
+"""Claim, batch, generate, finish: the worker's one loop, and the order of shutting down.
+
+Never holds more than the engine has slots for; decides nothing about prompts, leases or results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from shared import codec
+from shared.errors import BrokerUnavailable, CodecError, EngineDead
+from shared.queue.consumer import BeatReply, Claimed, Consumer, Grant
+from shared.request import FinishReason, Report
+from shared.worker_info import WorkerInfo, WorkerState
+from worker.batcher import Batcher, Item
+from worker.engines.base import Engine
+from worker.generate import Generator, Prompts, Stop
+from worker.leases import Leases
+from worker.metrics import WorkerMetrics
+
+log = logging.getLogger(__name__)
+BELL_S = 1.0
+FULL_S = 0.1
+SUSPECTS_WAIT_S = 5.0
+LAST_WORDS_S = 5.0
+
+
+class Loop:
+    """One engine, one queue. `stop` may be called from a signal handler; `run` returns the exit code."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: Prompts,
+        consumer: Consumer,
+        *,
+        info: WorkerInfo,
+        metrics: WorkerMetrics,
+        claim_max: int,
+        drain_s: float,
+        stall_limit_s: float,
+        on_stalled: Callable[[float], None],
+    ) -> None:
+        self._engine = engine
+        self._consumer = consumer
+        self._base = info
+        self._metrics = metrics
+        self._claim_max = max(1, claim_max)
+        self._drain_s = drain_s
+        self._slots = engine.slots
+        self._used = 0
+        self._wake = asyncio.Event()
+        self._has_rung = True  # what was queued before we came is claimed at once
+        self._remaining = 0
+        self._is_solo = False
+        self._suspects_since: float | None = None
+        self._is_stopping = False
+        self._is_hurried = asyncio.Event()
+        self._dead: EngineDead | None = None
+        self._batches: set[asyncio.Task[None]] = set()
+        self._state = WorkerState.READY
+        self._batcher = Batcher(info.id, engine.slots)
+        self._leases = Leases(
+            consumer,
+            info=self.info,
+            progress=lambda: engine.progress,
+            stall_limit_s=stall_limit_s,
+            on_reply=self._on_beat,
+            on_stalled=on_stalled,
+        )
+        self._generator = Generator(engine, prompts, consumer, self._leases, metrics, self._on_free)
+
+    def stop(self) -> None:
+        """Drain and return; called a second time, without waiting for what runs."""
+        if self._is_stopping:
+            self._is_hurried.set()
+        self._is_stopping = True
+        self._wake.set()
+
+    async def run(self) -> int:
+        """0 after a drain, 1 when the engine died."""
+        self._leases.start()
+        bell = asyncio.create_task(self._listen())
+        try:
+            while not self._is_stopping and self._dead is None:
+                if self._may_claim():
+                    await self._claim()
+                else:
+                    await self._sleep()
+        finally:
+            bell.cancel()
+            await asyncio.gather(bell, return_exceptions=True)
+        await self._shut_down()
+        return 1 if self._dead is not None else 0
+
+    def info(self) -> WorkerInfo:
+        """What the worker tells with each beat. Read by the beat thread: plain reads only."""
+        state = self._state
+        if state is WorkerState.READY and self._used >= self._slots:
+            state = WorkerState.BUSY
+        self._metrics.state(state, self._engine.progress)
+        return msgspec.structs.replace(
+            self._base,
+            state=state,
+            running=self._used,
+            finished_total=self._generator.finished_total,
+            output_tokens_total=self._generator.output_tokens_total,
+        )
+
+    # --- claiming
+
+    def _may_claim(self) -> bool:
+        if not self._can_take():
+            return False
+        # Idle and asked, or a slot came free while the queue was known to hold more.
+        return self._has_rung or self._remaining > 0
+
+    def _can_take(self) -> bool:
+        if self._used >= self._slots or self._is_stopping or self._leases.is_stalled:
+            return False
+        if self._used and (self._is_solo or self._owes_suspects()):
+            return False
+        if not self._used:
+            self._is_solo = False
+        return True
+
+    def _owes_suspects(self) -> bool:
+        """Suspects run with nothing beside them, so after a while this worker empties itself for them."""
+        since = self._suspects_since
+        return since is not None and time.monotonic() - since >= SUSPECTS_WAIT_S
+
+    async def _claim(self) -> None:
+        free = min(self._slots - self._used, self._claim_max)
+        is_idle = self._used == 0
+        try:
+            claimed = await self._consumer.claim(free, is_idle=is_idle, slots=self._slots)
+        except BrokerUnavailable:
+            await (
+                self._sleep()
+            )  # the connection has backed off and logged; the bell's time-out brings us back
+            return
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("a claim failed")
+            await asyncio.sleep(BELL_S)
+            return
+        self._has_rung = False
+        self._remaining = 0 if claimed.paused else claimed.remaining
+        if len(claimed.grants) < free and not claimed.solo:
+            self._remaining = (
+                0  # what is left cannot be taken now; the bell tells when that changes
+            )
+        self._note_suspects(claimed)
+        self._dispatch(claimed.grants)
+
+    def _note_suspects(self, claimed: Claimed) -> None:
+        self._is_solo = claimed.solo
+        if claimed.suspects == 0:
+            self._suspects_since = None
+        elif self._suspects_since is None:
+            self._suspects_since = time.monotonic()
+        if claimed.suspects and not self._used and not claimed.grants:
+            self._remaining = 0
+
+    def _dispatch(self, grants: Sequence[Grant]) -> None:
+        if not grants:
+            return
+        self._leases.hold(grants)
+        self._used += len(grants)
+        items = [item for grant in grants if (item := self._decode(grant)) is not None]
+        for batch in self._batcher.partition(items):
+            task = asyncio.create_task(self._generator.run(batch), name=batch.id)
+            self._batches.add(task)
+            task.add_done_callback(self._batch_done)
+
+    def _decode(self, grant: Grant) -> Item | None:
+        deadline_at = time.monotonic() + grant.remaining_ms / 1000
+        try:
+            return Item(grant, codec.decode_req(grant.payload), deadline_at)
+        except CodecError as error:
+            log.error("the record of %s cannot be read: %s", grant.id, error)
+            task = asyncio.create_task(self._refuse(grant, str(error)))
+            self._batches.add(task)
+            task.add_done_callback(self._batch_done)
+            return None
+
+    async def _refuse(self, grant: Grant, message: str) -> None:
+        report = Report(finish_reason=FinishReason.error)
+        try:
+            await self._consumer.finish(grant, report, None, code="bad_record", message=message)
+        finally:
+            self._leases.drop(grant.id)
+            self._on_free(1)
+
+    def _batch_done(self, task: asyncio.Task[None]) -> None:
+        self._batches.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, EngineDead):
+            self._dead = self._dead or error
+            self._wake.set()
+        elif error is not None:
+            log.error("batch %s broke", task.get_name(), exc_info=error)
+
+    def _on_free(self, n: int) -> None:
+        self._used -= n
+        if self._used == 0:
+            self._is_solo = False
+            if self._suspects_since is not None:
+                self._remaining = max(self._remaining, 1)
+        self._wake.set()
+
+    # --- waking
+
+    async def _sleep(self) -> None:
+        await self._wake.wait()
+        self._wake.clear()
+
+    async def _listen(self) -> None:
+        """The bell and this worker's abort list, on a connection of their own."""
+        while True:
+            wants_work = self._can_take()
+            try:
+                # With no slot free only aborts are listened for, and not for long: one may come free.
+                block_s = BELL_S if wants_work else FULL_S
+                ended = await self._consumer.wait_for_work(block_s, wants_work=wants_work)
+            except Exception:
+                log.exception("waiting for work failed")
+                await asyncio.sleep(BELL_S)
+                continue
+            if ended:
+                self._generator.stop(ended, Stop.LOST)
+            elif not self._can_take():
+                if wants_work:
+                    # The slots filled up while we waited: whoever is idle should hear it instead.
+                    await self._ring()
+            else:
+                self._has_rung = True
+                self._wake.set()
+
+    async def _ring(self) -> None:
+        try:
+            await self._consumer.ring()
+        except BrokerUnavailable:
+            log.debug("the bell could not be passed on; its time-out does it")
+
+    def _on_beat(self, reply: BeatReply) -> None:
+        if reply.lost:
+            self._generator.stop(reply.lost, Stop.LOST)
+        if reply.orphaned:
+            log.warning("giving back %d grants that got lost on their way", len(reply.orphaned))
+            task = asyncio.create_task(self._consumer.release_ids(reply.orphaned))
+            self._batches.add(task)
+            task.add_done_callback(self._batch_done)
+        if reply.draining and not self._is_stopping:
+            log.info("asked to drain")
+            self.stop()
+
+    # --- shutting down
+
+    async def _shut_down(self) -> None:
+        """Stop claiming; finish what runs within the grace; hand back the rest; then leave the queue."""
+        self._state = WorkerState.DRAINING
+        self._generator.is_stopping = True
+        if self._dead is None:
+            await self._wait_for_batches(self._drain_s)
+            left = self._generator.running_ids
+            if left:
+                log.warning("handing back %d requests that did not end in time", len(left))
+                self._generator.stop(left, Stop.RELEASE)
+                await self._wait_for_batches(LAST_WORDS_S)
+        else:
+            await asyncio.wait(
+                self._batches or {asyncio.create_task(asyncio.sleep(0))}, timeout=LAST_WORDS_S
+            )
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self._generator.settled()
+                await self._leases.stop()
+                await self._consumer.leave()
+        except (TimeoutError, BrokerUnavailable) as error:
+            log.warning("left without a word to the broker (%r); leases will tell", error)
+        for task in self._batches:
+            task.cancel()
+        await asyncio.gather(*self._batches, return_exceptions=True)
+
+    async def _wait_for_batches(self, grace_s: float) -> None:
+        """Until nothing runs, the grace is over, or a second signal came."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + grace_s
+        while self._used > 0 and loop.time() < until and not self._is_hurried.is_set():
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(min(0.5, max(0.0, until - loop.time()))):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
