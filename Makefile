@@ -1,0 +1,51 @@
+# The commands of Sluice. `make` lists them. Settings are given as variables: make up WORKERS=2 PORT=9000
+
+PYTHON ?= python3
+VENV := .venv/bin
+ARGS ?=
+
+# Tests with real engines and whole services: minutes, so they run when the quick ones have passed.
+SLOW := tests/engines tests/e2e tests/chaos
+
+.DEFAULT_GOAL := help
+.PHONY: help up down logs test check bench clean lock install install-dev
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+
+up: install ## set up and start everything here; Ctrl-C stops it
+	@exec $(VENV)/python -m cli up $(ARGS)
+
+down: ## drain and stop what `make up` started
+	@if [ -x $(VENV)/python ]; then exec $(VENV)/python -m cli down $(ARGS); fi
+
+logs: ## follow the logs of all parts
+	@exec $(VENV)/python -m cli logs $(ARGS)
+
+test: install-dev ## run all tests; those with a real engine last
+	@$(VENV)/python -m pytest tests $(SLOW:%=--ignore=%) $(ARGS)
+	@$(VENV)/python -m pytest $(SLOW) $(ARGS)
+
+check: install-dev ## format, lint and types, as CI runs them
+	$(VENV)/ruff format --check .
+	$(VENV)/ruff check .
+	$(VENV)/mypy .
+
+bench: install-dev ## measure engine and queue against their targets, some minutes
+	@$(VENV)/python -m bench.queue --latency $(ARGS)
+	@$(VENV)/python -m bench.engine --quick $(ARGS)
+
+clean: ## remove caches; ALL=1 removes data, fetched models and .venv too
+	@if [ "$(ALL)" = 1 ] && [ -x $(VENV)/python ]; then $(VENV)/python -m cli clean --all; fi
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis build
+	@find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	@if [ "$(ALL)" = 1 ]; then rm -rf .venv; fi
+
+lock: ## compile requirements/*.in into lock files (needs uv); UPGRADE=1 takes newer releases
+	@requirements/lock.sh
+
+install:
+	@$(PYTHON) -m cli.install
+
+install-dev:
+	@$(PYTHON) -m cli.install --dev

@@ -1,0 +1,75 @@
+"""`python -m api`: settings, logging, the server, and the order of stopping."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import signal
+import socket
+import sys
+
+import uvicorn
+
+from api.app import build_app
+from api.deps import Services
+from api.settings import ApiSettings
+from shared.errors import SettingsError
+from shared.log import set_up_logging
+from shared.settings import warn_unknown
+
+log = logging.getLogger("api")
+# After the waiting callers have been let go, their replies still have to leave.
+FLUSH_S = 1.0
+
+
+class Server(uvicorn.Server):
+    """Tells the services when it stops, so that waiting callers are let go within the grace."""
+
+    def __init__(self, config: uvicorn.Config, services: Services) -> None:
+        super().__init__(config)
+        self._services = services
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._services.drain.begin()
+        await super().shutdown(sockets)
+
+
+def main() -> int:
+    try:
+        settings = ApiSettings.load()
+    except SettingsError as error:
+        print(f"api: {error.message}", file=sys.stderr)
+        return 2
+    set_up_logging(settings)
+    warn_unknown()
+    raise_file_limit()
+    app = build_app(settings)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        log_config=None,
+        access_log=settings.access_log,
+        # Client addresses decide who may administrate, so no header may name them.
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(settings.drain_s + FLUSH_S) + 1,
+    )
+    Server(config, app.state.services).run()
+    return 0
+
+
+def raise_file_limit() -> None:
+    """Every waiting caller is a socket."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        log.debug("open files: %d, was %d", hard, soft)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    sys.exit(main())

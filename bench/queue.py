@@ -1,0 +1,118 @@
+"""`python -m bench.queue`: what the queue itself costs. No-ops go through a real broker and a real worker process.
+
+The submitting half runs here, as it does in a front door; the worker's engine is the simulated one at
+zero delay, so that nothing but the queue and the worker's loop is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import uvloop
+
+from bench import figures
+from bench.load import Run, closed_loop
+from bench.stack import QUEUE, StackError, service
+from shared.errors import SluiceError
+from shared.queue.connection import Connection
+from shared.queue.producer import Caps, Producer
+from shared.queue.waiters import Answer
+from shared.request import Req
+from shared.sampling import SamplingParams
+from shared.settings import QueueSettings
+from shared.status import ReqStatus
+
+LATENCY_LIMIT_MS = 1.5
+WAIT_S = 30.0
+WARM_UP = 500
+# In flight to how many requests are counted.
+ALONE = {1: 3000}
+BOTH = {1: 3000, 64: 20_000}
+NO_DELAY = {"ENGINE": "simulated"}
+
+
+@asynccontextmanager
+async def producer_of(redis_url: str) -> AsyncIterator[Producer]:
+    settings = QueueSettings.load(redis_url=redis_url, queue_name=QUEUE)
+    connection = Connection.open(settings)
+    producer = Producer(connection, settings)
+    await producer.start()
+    try:
+        yield producer
+    finally:
+        await producer.close()
+        await connection.close()
+
+
+def no_op(rid: str) -> Req:
+    sampling = SamplingParams(max_tokens=1)
+    return Req(
+        id=rid, sampling=sampling, bucket_key=sampling.bucket_key, digest=rid, prompt="no-op"
+    )
+
+
+async def measure(redis_url: str, in_flight: int, requests: int) -> Run[Answer]:
+    async with producer_of(redis_url) as producer:
+
+        async def ask(_: int) -> Answer:
+            rid = producer.new_id()
+            await producer.submit(no_op(rid), Caps(), watch=True)
+            try:
+                answer = await producer.wait(rid, WAIT_S)
+            finally:
+                producer.unwatch(rid)
+            if answer.outcome.status is not ReqStatus.FINISHED:
+                raise StackError(
+                    f"a no-op ended as {answer.outcome.status}: {answer.outcome.message}"
+                )
+            return answer
+
+        await closed_loop(range(WARM_UP), in_flight, ask)
+        return await closed_loop(range(requests), in_flight, ask)
+
+
+def shown(run: Run[Answer], in_flight: int) -> Iterator[figures.Figure]:
+    ms = [seconds * 1000 for seconds in run.latencies_s]
+    p50 = figures.median(ms)
+    name = f"queue.{in_flight}_in_flight"
+    if in_flight == 1:
+        yield figures.at_most(f"{name}.latency_p50", p50, "ms", LATENCY_LIMIT_MS)
+    else:
+        yield figures.plain(f"{name}.latency_p50", p50, "ms")
+    yield figures.plain(f"{name}.latency_p99", figures.percentile(ms, 99), "ms")
+    yield figures.plain(f"{name}.rate", run.per_s, "requests/s")
+
+
+def run(sizes: dict[int, int], folder: Path) -> bool:
+    all_met = True
+    figures.note("starting broker, front door and one worker with the simulated engine")
+    with service(folder, NO_DELAY) as stack:
+        for in_flight, requests in sizes.items():
+            figures.note(f"{requests} no-ops, {in_flight} in flight")
+            measured = uvloop.run(measure(stack.redis_url, in_flight, requests))
+            all_met = figures.show(shown(measured, in_flight)) and all_met
+    return all_met
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.queue", description=__doc__)
+    parser.add_argument(
+        "--latency", action="store_true", help="one in flight alone; else 64 in flight too"
+    )
+    options = parser.parse_args()
+    # A short path, since the broker's socket lies below it.
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+        try:
+            return 0 if run(ALONE if options.latency else BOTH, Path(folder)) else 1
+        except (StackError, SluiceError, TimeoutError) as error:
+            figures.note(f"bench.queue: {error!r}")
+            return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

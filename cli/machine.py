@@ -1,0 +1,75 @@
+"""What this machine has: cores, GPUs, a faster OpenMP; and its limit of open files. Knows nothing
+of the parts.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+MAC_OPEN_FILES = 10_240  # macOS says "unlimited" and means this
+
+
+def visible_gpus(limited_to: str | None) -> list[str]:
+    """Ids for CUDA_VISIBLE_DEVICES, one each. `limited_to` is the user's own value of that
+    variable.
+    """
+    if limited_to is not None:
+        return [name.strip() for name in limited_to.split(",") if name.strip() not in ("", "-1")]
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    try:
+        listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    if listed.returncode != 0:
+        return []
+    return [str(i) for i, _ in enumerate(x for x in listed.stdout.splitlines() if "GPU " in x)]
+
+
+def cores() -> list[int]:
+    """The cores that this process may use, by number."""
+    if sys.platform.startswith("linux"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def share_cores(cores: Sequence[int], workers: int) -> list[list[int]]:
+    """Splits cores among workers as evenly as it goes; nothing where there are too few."""
+    if workers > len(cores):
+        return [[] for _ in range(workers)]
+    each, over = divmod(len(cores), workers)
+    shares, at = [], 0
+    for index in range(workers):
+        size = each + (index < over)
+        shares.append(list(cores[at : at + size]))
+        at += size
+    return shares
+
+
+def openmp_library(prefix: Path = Path(sys.prefix)) -> Path | None:
+    """Intel's OpenMP runtime, where the environment has it: vLLM's CPU build is faster with it
+    preloaded.
+    """
+    library = prefix / "lib" / "libiomp5.so"
+    return library if sys.platform.startswith("linux") and library.is_file() else None
+
+
+def raise_open_files() -> int:
+    """Lifts the limit of open files to the hard one; children inherit it. Returns the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = hard
+    if hard == resource.RLIM_INFINITY and sys.platform == "darwin":
+        wanted = MAC_OPEN_FILES
+    if soft != wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):
+            return soft  # a container may forbid it; what is there will do
+    return wanted

@@ -1,0 +1,119 @@
+"""Which processes make up the service, and with which environment each runs. Pure but for reading
+what the machine has.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cli.broker import Broker
+from cli.data_folder import DataFolder
+from cli.supervisor import Part
+
+API_GRACE_S = 15.0
+BROKER_GRACE_S = 20.0
+MODEL_GRACE_S = 1.0
+WORKER_MARGIN_S = 5.0  # after its drain a worker still has an engine to shut down
+
+NO_STATISTICS = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one worker runs: a GPU, or some cores (empty: as the engine likes)."""
+
+    gpu: str | None = None
+    cores: tuple[int, ...] = ()
+    openmp: Path | None = None
+
+
+def placements(
+    workers: int, gpus: Sequence[str], shares: Sequence[Sequence[int]], openmp: Path | None
+) -> list[Placement]:
+    """GPUs in turn where there are any; else each worker its own cores, as two engines on one core
+    halve each other.
+    """
+    if gpus:
+        return [Placement(gpu=gpus[i % len(gpus)]) for i in range(workers)]
+    if workers == 1:
+        return [Placement(openmp=openmp)]
+    return [Placement(cores=tuple(share), openmp=openmp) for share in shares]
+
+
+def placement_env(placement: Placement, ld_preload: str | None, bound: bool) -> dict[str, str]:
+    """`bound`: the user has said which cores the engine takes, so nothing is said here."""
+    env = {}
+    if placement.gpu is not None:
+        env["CUDA_VISIBLE_DEVICES"] = placement.gpu
+    if placement.cores and not bound:
+        env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, placement.cores))
+    if placement.openmp is not None and "libiomp" not in (ld_preload or ""):
+        env["LD_PRELOAD"] = ":".join(filter(None, (str(placement.openmp), ld_preload)))
+    return env
+
+
+def module(name: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", name)
+
+
+def broker_part(broker: Broker, folder: DataFolder, env: Mapping[str, str]) -> Part:
+    return Part(
+        "broker",
+        broker.command(),
+        env,
+        folder.log("broker"),
+        folder.record("broker"),
+        BROKER_GRACE_S,
+    )
+
+
+def api_part(folder: DataFolder, env: Mapping[str, str], host: str, port: int) -> Part:
+    own = {"HOST": host, "PORT": str(port), **NO_STATISTICS}
+    return Part(
+        "api",
+        module("api"),
+        {**env, **own},
+        folder.log("api"),
+        folder.record("api"),
+        API_GRACE_S,
+    )
+
+
+def model_part(folder: DataFolder, env: Mapping[str, str]) -> Part:
+    """Finds or prepares the model, and ends. The hubs are open to it alone."""
+    own = {**NO_STATISTICS, "PYTHONUNBUFFERED": "1"}
+    return Part(
+        "model",
+        module("worker.model"),
+        {**env, **own},
+        folder.log("model"),
+        folder.record("model"),
+        MODEL_GRACE_S,
+    )
+
+
+def worker_part(
+    number: int,
+    folder: DataFolder,
+    env: Mapping[str, str],
+    model_dir: Path | None,
+    placed: Mapping[str, str],
+    drain_s: float,
+) -> Part:
+    """The `number`-th worker, from 1. Everything it needs is on disk, so the hubs are closed to it."""
+    name = f"worker-{number}"
+    own = {"WORKER_ID": name, **NO_STATISTICS, **OFFLINE, **placed}
+    if model_dir is not None:
+        own["MODEL_DIR"] = str(model_dir)
+    return Part(
+        name,
+        module("worker"),
+        {**env, **own},
+        folder.log(name),
+        folder.record(name),
+        drain_s + WORKER_MARGIN_S,
+    )

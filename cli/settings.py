@@ -1,0 +1,60 @@
+"""What `sluice` reads from the environment and `.env`: where things are, how many workers, which
+broker.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
+
+from shared.settings import Settings
+
+
+class UpSettings(Settings):
+    """Settings of `up`, `down` and `logs`. The parts read their own; what is decided here is handed
+    down to them.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    data_dir: Path = Path("data")
+    workers: Annotated[int, Field(ge=0, le=256)] | None = None
+    """None: one, or one for each GPU."""
+    redis_url: str | None = None
+    """None: an embedded broker is started."""
+    broker_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """A TCP port on the loopback for the embedded broker; 0: its socket alone."""
+    broker_maxmemory: str = "0"
+    """The embedded broker's limit such as 2gb; 0: none."""
+    durability: Literal["none", "aof", "replica"] = "none"
+    engine: str | None = None
+    """The worker's choice of engine; `simulated` needs no model."""
+    drain_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    """How long a worker that is stopped may go on with what it has begun."""
+
+    @property
+    def needs_model(self) -> bool:
+        return self.engine != "simulated"
+
+
+@dataclass(frozen=True)
+class PlacementVariables:
+    """Variables of other programs that say which devices and cores a worker may use. Blank means absent."""
+
+    cuda_visible_devices: str | None
+    vllm_cpu_omp_threads_bind: str | None
+    ld_preload: str | None
+
+    @classmethod
+    def read(cls) -> Self:
+        names = ("CUDA_VISIBLE_DEVICES", "VLLM_CPU_OMP_THREADS_BIND", "LD_PRELOAD")
+        return cls(*(os.environ.get(name) or None for name in names))
+
+
+def inherited() -> dict[str, str]:
+    """The environment that parts inherit."""
+    return dict(os.environ)

@@ -1,0 +1,67 @@
+"""Trimming of short answers: the recorded vectors through intake's decision, and properties."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.intake import trim_for
+from api.postprocess import STRIP_ONLY, cap_sentences, cut_examples, postprocess
+from api.routing import Router
+from shared.request import Trim
+from tests.api.conftest import Load
+from tests.api.vectors import expected, vectors
+
+
+@pytest.mark.parametrize("vector", vectors("postprocess"), ids=lambda v: v["name"])
+def test_an_answer_is_trimmed_as_recorded(vector: dict[str, Any], load_settings: Load) -> None:
+    settings = load_settings(vector["env"])
+    router = Router(settings)
+    prompt = vector["input"]["prompt"]
+    trim = trim_for(settings, router, prompt, router.route(prompt), None)
+    assert postprocess(vector["input"]["text"], trim) == expected(vector)
+
+
+def test_a_budget_of_the_callers_own_means_no_trimming(load_settings: Load) -> None:
+    settings = load_settings()
+    router = Router(settings)
+    decision = router.route("什么是尾延迟", 1024)
+    trim = trim_for(settings, router, "什么是尾延迟", decision, None)
+    text = "一。二。三。四。五。六。七。例如：八。"
+    assert postprocess(text, trim) == text
+
+
+def test_no_trim_leaves_even_the_white_space() -> None:
+    assert postprocess("  as it came \n", None) == "  as it came \n"
+    assert postprocess("  as it came \n", STRIP_ONLY) == "as it came"
+    assert postprocess(None, None) == ""
+
+
+@given(st.text("一。！ \na例如：", max_size=60), st.integers(1, 12))
+def test_the_cap_only_shortens_and_keeps_what_stands(text: str, most: int) -> None:
+    capped = cap_sentences(text, most)
+    assert capped in text
+    assert sum(bool(piece.strip()) for piece in _pieces(capped)) <= most
+
+
+@given(st.text("一。！ \na例如：:", max_size=60))
+def test_cutting_examples_never_empties_an_answer(text: str) -> None:
+    cut = cut_examples(text)
+    assert text.startswith(cut)
+    assert bool(cut) == bool(text)
+
+
+@given(st.text("一。！ \na例如：:", max_size=60))
+def test_trimming_twice_is_trimming_once(text: str) -> None:
+    trim = Trim(cut_examples=True, max_sentences=3)
+    once = postprocess(text, trim)
+    assert postprocess(once, Trim(cut_examples=False, max_sentences=3)) == once
+
+
+def _pieces(text: str) -> list[str]:
+    for mark in "。！？；":
+        text = text.replace(mark, mark + "\n")
+    return text.split("\n")
