@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import resource
-import signal
 import socket
 import sys
 
 import uvicorn
+from fastapi import FastAPI
 
 from api.app import build_app
 from api.deps import Services
 from api.settings import ApiSettings
+from api.wire import BoundedHttp
 from shared.errors import SettingsError
 from shared.log import set_up_logging
 from shared.settings import warn_unknown
@@ -34,31 +35,38 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def main() -> int:
-    try:
-        settings = ApiSettings.load()
-    except SettingsError as error:
-        print(f"api: {error.message}", file=sys.stderr)
-        return 2
-    set_up_logging(settings)
-    warn_unknown()
-    raise_file_limit()
-    app = build_app(settings)
+def server_for(app: FastAPI, settings: ApiSettings) -> Server:
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=BoundedHttp,
         ws="none",
         log_config=None,
         access_log=settings.access_log,
         # Client addresses decide who may administrate, so no header may name them.
         proxy_headers=False,
         server_header=False,
-        timeout_graceful_shutdown=int(settings.drain_s + FLUSH_S) + 1,
+        timeout_graceful_shutdown=int(settings.api_drain_s + FLUSH_S) + 1,
     )
-    Server(config, app.state.services).run()
+    return Server(config, app.state.services)
+
+
+def main() -> int:
+    try:
+        settings = ApiSettings.load()
+        set_up_logging(settings)
+        app = build_app(settings)
+    except SettingsError as error:
+        print(f"api: {error.message}", file=sys.stderr)
+        return 2
+    warn_unknown()
+    raise_file_limit()
+    try:
+        server_for(app, settings).run()
+    except KeyboardInterrupt:
+        pass  # the server has stopped in order, and only then lets the signal through
     return 0
 
 
@@ -71,5 +79,4 @@ def raise_file_limit() -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     sys.exit(main())

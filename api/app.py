@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,11 +12,10 @@ from starlette.responses import Response
 from api.deps import Services
 from api.drain import Drain
 from api.edge import Edge, exchange_of
-from api.errors import RETRY_CAP_S, RULES, code_of, error_object, error_response
+from api.errors import RETRY_CAP_S, RULES, code_of, error_response
 from api.intake import Intake
 from api.metrics import Metrics
 from api.preferences import HEADERS
-from api.responses import JsonResponse
 from api.routes import ops, predict, requests, system_prompt
 from api.schemas import Malformed
 from api.settings import VERSION, ApiSettings, public_variables
@@ -26,7 +24,6 @@ from shared.errors import Busy, Ended, QueueFull, SluiceError
 from shared.queue.connection import Connection
 from shared.queue.producer import Producer
 
-log = logging.getLogger(__name__)
 # These tell bad input as FastAPI does, because the first seed did.
 DETAIL_PATHS = frozenset({"/predict", "/system_prompt"})
 
@@ -37,7 +34,7 @@ def build_app(settings: ApiSettings) -> FastAPI:
     producer = Producer(connection, settings)
     metrics = Metrics(producer, RULES)
     prompts = SystemPrompts(producer, settings.system_prompt)
-    drain = Drain(settings.drain_s)
+    drain = Drain(settings.api_drain_s)
     intake = Intake(settings, producer, prompts, metrics, drain)
 
     @asynccontextmanager
@@ -53,10 +50,10 @@ def build_app(settings: ApiSettings) -> FastAPI:
     app.state.services = Services(
         settings, public_variables(), producer, prompts, intake, metrics, drain
     )
-    for routes in (ops, predict, requests, system_prompt):
+    # Routes are matched in order, so the busiest come first.
+    for routes in (predict, requests, system_prompt, ops):
         app.include_router(routes.router)
     app.add_exception_handler(SluiceError, _told)
-    app.add_exception_handler(Exception, _unexpected)
     app.add_middleware(Edge, metrics=metrics, max_body_bytes=settings.max_body_bytes)
     return app
 
@@ -72,16 +69,6 @@ async def _told(request: Request, error: Exception) -> Response:
         retry_s = _seconds_until_room(request)
     detail = _detail(error) if request.scope["path"] in DETAIL_PATHS else None
     return error_response(error, exchange.error_id, retry_after_s=retry_s, detail=detail)
-
-
-async def _unexpected(request: Request, error: Exception) -> Response:
-    """A fault of ours. Its text stays in the log, where the server puts it with its trace."""
-    exchange = exchange_of(request)
-    exchange.code = "internal_error"
-    log.error("unexpected error for %s: %s", exchange.error_id, type(error).__name__)
-    message = "an unexpected error; it has been logged under this id"
-    body = {"error": error_object("internal_error", message, request_id=exchange.error_id)}
-    return JsonResponse(body, 500, headers={"x-should-retry": "false"})
 
 
 def _detail(error: SluiceError) -> list[dict[str, Any]] | None:

@@ -41,20 +41,32 @@ async def services_of(request: Request) -> Services:
 ServicesDep = Annotated[Services, Depends(services_of)]
 
 
-async def tenant_of(request: Request, services: ServicesDep) -> str:
-    """Each key is a tenant of its own, so that one holder cannot read another's answers."""
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and what may be used to answer."""
+
+    services: Services
+    tenant: str
+
+
+async def caller_of(request: Request) -> Caller:
+    """One dependency for both, since each one costs on every request."""
+    services = await services_of(request)
     known = services.settings.api_keys
-    if not known:
-        return ANONYMOUS
+    return Caller(services, _tenant(request, known) if known else ANONYMOUS)
+
+
+CallerDep = Annotated[Caller, Depends(caller_of)]
+
+
+def _tenant(request: Request, known: tuple[str, ...]) -> str:
+    """Each key is a tenant of its own, so that one holder cannot read another's answers."""
     digest = key_digest(_bearer(request))
     # Every key is compared, so that the time taken tells nothing.
     matches = [hmac.compare_digest(digest, key) for key in known]
     if not any(matches):
         raise InvalidApiKey("send a key of this service as Authorization: Bearer")
     return f"key-{digest[:16]}"
-
-
-TenantDep = Annotated[str, Depends(tenant_of)]
 
 
 async def admin(request: Request, services: ServicesDep) -> str:

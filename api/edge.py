@@ -1,10 +1,11 @@
-"""The outermost layer, plain ASGI: request ids in and out, the body limit, log context and timing.
+"""The outermost layer, plain ASGI: request ids, the body limit, log context, timing, faults of ours.
 
 It also sees chunked bodies that tell no length. Knows no route; routes find their `Exchange` in the scope.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import time
@@ -12,11 +13,13 @@ import time
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.errors import error_response
+from api.errors import error_object, error_response
 from api.metrics import Metrics
+from api.responses import JsonResponse
 from shared.errors import PayloadTooLarge
 from shared.log import request_context
 
+log = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # Asked for every few seconds by machines: they would drown what users see.
 NOT_MEASURED = frozenset(
@@ -95,6 +98,12 @@ class Edge:
                 else:
                     inlet = receive if length is not None else self._limited(receive)
                     await self._app(scope, inlet, send_out)
+            except Exception:
+                log.exception("unexpected error in %s", scope["path"])
+                exchange.code = "internal_error"
+                if status:
+                    raise  # the answer has begun: only closing the connection can tell
+                await self._fault(exchange)(scope, receive, send_out)
             finally:
                 self._measure(scope, exchange, status, time.perf_counter() - began)
 
@@ -112,6 +121,12 @@ class Edge:
             return message
 
         return counted
+
+    def _fault(self, exchange: Exchange) -> JsonResponse:
+        """A fault of ours. Its text stays in the log, under the id that the caller is told."""
+        message = "an unexpected error; it has been logged under this id"
+        shown = error_object("internal_error", message, request_id=exchange.error_id)
+        return JsonResponse({"error": shown}, 500, headers={"x-should-retry": "false"})
 
     def _too_large(self) -> PayloadTooLarge:
         limit = f"{self._max_bytes} bytes (MAX_BODY_BYTES)"

@@ -27,18 +27,30 @@ async def hold(
 
     The client's leaving is seen by `receive`, the only way in ASGI.
     """
-    answer = asyncio.ensure_future(producer.wait(rid, wait_s))
-    gone = asyncio.ensure_future(_until_gone(request))
+    loop = asyncio.get_running_loop()
+    gone = loop.create_task(_until_gone(request))
     try:
-        await asyncio.wait((answer, gone, drain.over), return_when=asyncio.FIRST_COMPLETED)
-        if answer.done():
+        async with asyncio.timeout(wait_s) as limit:
+
+            def let_go(_: asyncio.Future[None]) -> None:
+                try:
+                    limit.reschedule(loop.time())
+                except RuntimeError:
+                    pass  # the wait ended in this same turn of the loop
+
+            gone.add_done_callback(let_go)
+            drain.over.add_done_callback(let_go)
             try:
-                return answer.result()
-            except TimeoutError:
-                return LetGo.timed_out
-        return LetGo.client_gone if gone.done() else LetGo.draining
+                # Its own limit never comes first: one time-out, moved to now when somebody must go.
+                return await producer.wait(rid, wait_s + 60)
+            finally:
+                gone.remove_done_callback(let_go)
+                drain.over.remove_done_callback(let_go)
+    except TimeoutError:
+        if gone.done():
+            return LetGo.client_gone
+        return LetGo.draining if drain.over.done() else LetGo.timed_out
     finally:
-        answer.cancel()
         gone.cancel()
         producer.unwatch(rid)
 

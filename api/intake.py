@@ -30,6 +30,8 @@ from shared.sampling import SamplingParams
 
 METADATA_BYTES = 4096
 BYTES_PER_TOKEN = 3
+# Sampling fields that not every engine has, and the value that does not ask for them.
+OPTIONAL: Mapping[str, bool | None] = {"echo": False, "logprobs": None}
 # Seen where the first seed's operators look for it.
 routing_log = logging.getLogger("uvicorn.error")
 
@@ -167,9 +169,7 @@ class Intake:
         ]
         if ask.require_worker and not able:
             raise NoWorkers("no worker is ready, and the request asked for one", retry_after_s=10)
-        wanted = {
-            name for name in ("echo", "logprobs") if ask.sampling.get(name) not in (None, False)
-        }
+        wanted = {name for name, off in OPTIONAL.items() if ask.sampling.get(name, off) is not off}
         if ask.chat_template_kwargs:
             wanted.add("chat_template_kwargs")
         for name in sorted(wanted):

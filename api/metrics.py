@@ -1,4 +1,4 @@
-"""What the front door counts and measures, and the text of GET /metrics. Queue figures are read at the scrape."""
+"""What the front door counts and measures, and the text of GET /metrics. Queue figures are the producer's last."""
 
 from __future__ import annotations
 
@@ -68,6 +68,8 @@ class Metrics:
             buckets=QUEUE_WAIT_S,
             registry=registry,
         )
+        # Finding a series by its labels costs more than counting, and there are few.
+        self._answered: dict[tuple[str, ...], tuple[Counter, Histogram]] = {}
         overhead = Histogram(
             "sluice_overhead_seconds",
             "Time of our own",
@@ -96,8 +98,13 @@ class Metrics:
 
     def answered(self, route: str, priority: str, outcome: str, code: str, seconds: float) -> None:
         model = served_model(self._producer)
-        self._requests.labels(route, model, priority, outcome, code).inc()
-        self._duration.labels(route, model, priority).observe(seconds)
+        key = (route, model, priority, outcome, code)
+        series = self._answered.get(key)
+        if series is None:
+            series = (self._requests.labels(*key), self._duration.labels(*key[:3]))
+            self._answered[key] = series
+        series[0].inc()
+        series[1].observe(seconds)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
@@ -111,7 +118,7 @@ def served_model(producer: Producer) -> str:
 
 
 class _QueueFigures(Collector):
-    """The last known figures; the route that scrapes refreshes them when the broker answers."""
+    """What the producer last read, within a second while the broker answers."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer

@@ -100,7 +100,7 @@ class ApiSettings(QueueSettings, LogSettings):
     api_keys: Annotated[tuple[str, ...], BeforeValidator(_key_digests)] = Field((), repr=False)
     admin_token: str | None = Field(None, repr=False)
     access_log: bool = False
-    drain_s: Annotated[float, Field(ge=0, le=600)] = 7.0
+    api_drain_s: Annotated[float, Field(ge=0, le=600)] = 7.0
 
     queue_cap: Annotated[int, Field(ge=0)] = 10_000
     queue_tokens_cap: Annotated[int, Field(ge=0)] = 50_000_000

@@ -180,7 +180,7 @@ def main() -> int:
         try:
             return 0 if run(load, Path(folder)) else 1
         except (StackError, httpx.HTTPError) as error:
-            figures.note(f"bench.engine: {error!r}")
+            figures.note(f"bench.engine: {type(error).__name__}: {error}")
             return 2
 
 

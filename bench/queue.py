@@ -110,7 +110,7 @@ def main() -> int:
         try:
             return 0 if run(ALONE if options.latency else BOTH, Path(folder)) else 1
         except (StackError, SluiceError, TimeoutError) as error:
-            figures.note(f"bench.queue: {error!r}")
+            figures.note(f"bench.queue: {type(error).__name__}: {error}")
             return 2
 
 

@@ -4,6 +4,7 @@ what the machine has.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from cli.broker import Broker
 from cli.data_folder import DataFolder
+from cli.machine import share_cores
 from cli.supervisor import Part
 
 API_GRACE_S = 15.0
@@ -24,31 +26,39 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one worker runs: a GPU, or some cores (empty: as the engine likes)."""
+    """Where one worker runs: on some GPUs, or on some cores (empty: as the engine likes)."""
 
-    gpu: str | None = None
+    gpus: tuple[str, ...] = ()
     cores: tuple[int, ...] = ()
     openmp: Path | None = None
 
 
 def placements(
-    workers: int, gpus: Sequence[str], shares: Sequence[Sequence[int]], openmp: Path | None
+    workers: int | None,
+    gpus: Sequence[str],
+    gpus_each: int,
+    cores: Sequence[int],
+    openmp: Path | None,
 ) -> list[Placement]:
-    """GPUs in turn where there are any; else each worker its own cores, as two engines on one core
-    halve each other.
+    """GPUs in turn where there are any, None for as many workers as they serve. On a CPU each of
+    several workers has its own cores, as two engines on one core halve each other.
     """
-    if gpus:
-        return [Placement(gpu=gpus[i % len(gpus)]) for i in range(workers)]
-    if workers == 1:
-        return [Placement(openmp=openmp)]
-    return [Placement(cores=tuple(share), openmp=openmp) for share in shares]
+    if not gpus:
+        if workers in (None, 1):
+            return [Placement(openmp=openmp)]
+        shares = share_cores(cores, workers or 1)
+        return [Placement(cores=tuple(share), openmp=openmp) for share in shares]
+    each = min(gpus_each, len(gpus))
+    groups = [tuple(gpus[at : at + each]) for at in range(0, len(gpus) - each + 1, each)]
+    number = len(groups) if workers is None else workers
+    return [Placement(gpus=groups[i % len(groups)]) for i in range(number)]
 
 
 def placement_env(placement: Placement, ld_preload: str | None, bound: bool) -> dict[str, str]:
     """`bound`: the user has said which cores the engine takes, so nothing is said here."""
     env = {}
-    if placement.gpu is not None:
-        env["CUDA_VISIBLE_DEVICES"] = placement.gpu
+    if placement.gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(placement.gpus)
     if placement.cores and not bound:
         env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, placement.cores))
     if placement.openmp is not None and "libiomp" not in (ld_preload or ""):
@@ -103,10 +113,14 @@ def worker_part(
     model_dir: Path | None,
     placed: Mapping[str, str],
     drain_s: float,
+    host: str | None = None,
 ) -> Part:
-    """The `number`-th worker, from 1. Everything it needs is on disk, so the hubs are closed to it."""
+    """The `number`-th worker, from 1. Everything it needs is on disk, so the hubs are closed to it.
+
+    `host` goes before its id where workers of other machines share the broker.
+    """
     name = f"worker-{number}"
-    own = {"WORKER_ID": name, **NO_STATISTICS, **OFFLINE, **placed}
+    own = {"WORKER_ID": worker_id(name, host), **NO_STATISTICS, **OFFLINE, **placed}
     if model_dir is not None:
         own["MODEL_DIR"] = str(model_dir)
     return Part(
@@ -117,3 +131,7 @@ def worker_part(
         folder.record(name),
         drain_s + WORKER_MARGIN_S,
     )
+
+
+def worker_id(part: str, host: str | None) -> str:
+    return part if host is None else f"{re.sub(r'[^A-Za-z0-9._-]', '-', host)[:48]}-{part}"

@@ -24,6 +24,10 @@ class UpSettings(Settings):
     data_dir: Path = Path("data")
     workers: Annotated[int, Field(ge=0, le=256)] | None = None
     """None: one, or one for each GPU."""
+    tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
+    """How many GPUs one worker takes."""
+    vllm_cpu_omp_threads_bind: str = "nobind"
+    """The cores of an engine on a CPU; unset: several workers share them out."""
     redis_url: str | None = None
     """None: an embedded broker is started."""
     broker_port: Annotated[int, Field(ge=0, le=65535)] = 0
@@ -43,15 +47,14 @@ class UpSettings(Settings):
 
 @dataclass(frozen=True)
 class PlacementVariables:
-    """Variables of other programs that say which devices and cores a worker may use. Blank means absent."""
+    """Variables of other programs that say which devices and libraries a worker may use. Blank means absent."""
 
     cuda_visible_devices: str | None
-    vllm_cpu_omp_threads_bind: str | None
     ld_preload: str | None
 
     @classmethod
     def read(cls) -> Self:
-        names = ("CUDA_VISIBLE_DEVICES", "VLLM_CPU_OMP_THREADS_BIND", "LD_PRELOAD")
+        names = ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD")
         return cls(*(os.environ.get(name) or None for name in names))
 
 

@@ -48,6 +48,8 @@ class End:
     last_line: str
 
     def reason(self) -> str:
+        if self.signal == "SIGKILL":  # it had no last word: its last line is about something else
+            return "killed by SIGKILL, by hand or for lack of memory"
         how = f"killed by {self.signal}" if self.signal else f"exit code {self.code}"
         return f"{how}: {self.last_line[-REASON_CHARACTERS:]}" if self.last_line else how
 

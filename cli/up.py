@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Awaitable
 from pathlib import Path
@@ -145,11 +146,10 @@ class Up:
         )
 
     async def _start_broker(self) -> None:
-        socket = socket_path(self._folder.broker)
-        self._socket = socket
+        self._socket = socket_path(self._folder.broker)
         broker = Broker(
             self._folder.broker,
-            socket,
+            self._socket,
             durable=self._settings.durability == "aof",
             port=self._settings.broker_port,
             maxmemory=self._settings.broker_maxmemory,
@@ -191,19 +191,19 @@ class Up:
             self._board.set("model", line)
 
     def _start_workers(self, model: Path | None) -> None:
-        gpus = machine.visible_gpus(self._placement.cuda_visible_devices)
-        number = self._settings.workers or max(1, len(gpus))
         places = placements(
-            number,
-            gpus,
-            machine.share_cores(machine.cores(), number),
+            self._settings.workers,
+            machine.visible_gpus(self._placement.cuda_visible_devices),
+            self._settings.tensor_parallel_size,
+            machine.cores(),
             machine.openmp_library(),
         )
-        bound = self._placement.vllm_cpu_omp_threads_bind is not None
+        host = None if self._settings.redis_url is None else socket.gethostname()
+        bound = "vllm_cpu_omp_threads_bind" in self._settings.model_fields_set
         for index, place in enumerate(places, start=1):
             placed = placement_env(place, self._placement.ld_preload, bound)
             part = worker_part(
-                index, self._folder, self._env, model, placed, self._settings.drain_s
+                index, self._folder, self._env, model, placed, self._settings.drain_s, host
             )
             worker = Supervised(
                 part, self._board.set, self._worker_is_ready, self._why, self._give_up

@@ -12,13 +12,14 @@ SluiceError
 ├── Busy                    come back later; retryable
 │   ├── QueueFull
 │   ├── NoWorkers
-│   └── Draining
-├── BrokerUnavailable       retryable
-│   └── BrokerLost          the broker forgot an accepted request
+│   ├── Draining
+│   └── BrokerUnavailable
+│       └── BrokerLost      the broker forgot an accepted request
 ├── Ended                   what a waiting caller gets for a request that did not finish
-└── EngineError             the engine failed on one request
-    └── EngineDead          the engine failed for good
-SettingsError, CodecError   start-up and decoding; no request behind them
+├── EngineError             the engine failed on one request
+│   └── EngineDead          the engine failed for good
+├── SettingsError           stops a start
+└── CodecError              bytes that are no record of ours
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from worker.batcher import Item, MicroBatch
 from worker.engines.base import Engine, EngineOutput, EnginePrompt
 from worker.leases import Leases
 from worker.metrics import WorkerMetrics
-from worker.think import strip_think
+from worker.think import opens_block, split_think
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +27,7 @@ log = logging.getLogger(__name__)
 class Prompts(Protocol):
     """Turns a request into what the model reads. Raises PromptTooLong, InvalidRequest."""
 
-    @property
-    def opens_think(self) -> bool: ...
-
-    def build(self, req: Req) -> EnginePrompt: ...
+    async def build(self, req: Req, max_model_len: int) -> EnginePrompt: ...
 
 
 class Stop(Enum):
@@ -87,7 +84,9 @@ class Generator:
         if self.is_stopping:
             await self._give_back(batch.items)
             return
-        runs = [run for item in batch.items if (run := self._prepare(item, batch)) is not None]
+        runs = [
+            run for item in batch.items if (run := await self._prepare(item, batch)) is not None
+        ]
         if not runs:
             return
         self._leases.mark_started([run.item.grant.id for run in runs])
@@ -142,11 +141,11 @@ class Generator:
         while self._storing:
             await asyncio.gather(*self._storing, return_exceptions=True)
 
-    def _prepare(self, item: Item, batch: MicroBatch) -> _Running | None:
+    async def _prepare(self, item: Item, batch: MicroBatch) -> _Running | None:
         """None: it ended before the engine, with its own error."""
         try:
             self._check_fields(item.req)
-            prompt = self._prompts.build(item.req)
+            prompt = await self._prompts.build(item.req, self._engine.max_model_len)
         except SluiceError as error:
             self._refuse(item, batch, error.code, error.message)
             return None
@@ -210,10 +209,16 @@ class Generator:
             self.finished_total += 1
 
     def _body(self, run: _Running, piece: EngineOutput) -> Body:
-        text = strip_think("".join(run.text), template_opens=self._prompts.opens_think)
-        if run.item.req.sampling.echo:
-            text = run.prompt.text + text
-        return Body(text=text, token_ids=tuple(run.ids), logprobs=piece.logprobs)
+        # A thinking model's template may end the prompt with the opening tag.
+        opens = opens_block(run.prompt.text)
+        answer = split_think("".join(run.text), template_opens=opens)
+        text = run.prompt.text + answer.text if run.item.req.sampling.echo else answer.text
+        return Body(
+            text=text,
+            token_ids=tuple(run.ids),
+            reasoning=answer.reasoning,
+            logprobs=piece.logprobs,
+        )
 
     def _report(
         self, run: _Running, finish_reason: FinishReason | None, stop_reason: str | int | None

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -20,6 +20,8 @@ from shared.worker_info import WorkerInfo, WorkerState
 
 log = logging.getLogger(__name__)
 BEAT_S = 1.0
+# What ends sooner costs no beat of its own: each takes a thread switch, and the broker's time.
+STARTED_SOON_S = 0.02
 
 
 class StallWatch:
@@ -38,8 +40,21 @@ class StallWatch:
         return now - self._since >= self._limit_s
 
 
+class _Held:
+    """One claim. `is_told`: the broker knows that it has started; `is_running`: the engine has it now."""
+
+    __slots__ = ("has_started", "is_running", "is_told", "token")
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        self.has_started = False
+        self.is_told = False
+        self.is_running = False
+
+
 class Leases:
-    """`hold` what was claimed, `mark_started` what the engine has, `drop` what is stored or given back."""
+    """`hold` what was claimed, `mark_started` what the engine has, `mark_ended` what it has no more, `drop`
+    what is stored or given back."""
 
     def __init__(
         self,
@@ -59,13 +74,14 @@ class Leases:
         self._watch = StallWatch(stall_limit_s)
         self._on_reply = on_reply
         self._on_stalled = on_stalled
-        self._held: dict[str, tuple[str, bool]] = {}
+        self._held: dict[str, _Held] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._is_over = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="beats", daemon=True)
         self._stalled_at: float | None = None
+        self._told_state: WorkerState | None = None
         self._failures = 0
 
     def start(self) -> None:
@@ -86,34 +102,58 @@ class Leases:
 
     def hold(self, grants: Iterable[Grant]) -> None:
         with self._lock:
-            self._held.update({grant.id: (grant.token, False) for grant in grants})
+            self._held.update({grant.id: _Held(grant.token) for grant in grants})
 
-    def mark_started(self, ids: Sequence[str]) -> None:
-        """Tells the broker at once: from here on a lost lease counts as a crash."""
-        with self._lock:
-            for rid in ids:
-                if rid in self._held:
-                    self._held[rid] = (self._held[rid][0], True)
+    def mark_started(self, grants: Sequence[Grant]) -> None:
+        """Told to the broker within moments: from then on a lost lease counts as a crash."""
+        for held in self._find(grants):
+            held.has_started = held.is_running = True
         self.beat_now()
 
-    def drop(self, rid: str) -> None:
+    def mark_ended(self, grant: Grant) -> None:
+        """The engine has answered; the lease is needed until the answer is stored."""
+        for held in self._find([grant]):
+            held.is_running = False
+
+    def drop(self, grant: Grant) -> None:
+        """A later claim of the same request by this worker stays."""
         with self._lock:
-            self._held.pop(rid, None)
+            if self._is_held(grant.id, grant.token):
+                del self._held[grant.id]
+
+    def _is_held(self, rid: str, token: str) -> bool:
+        held = self._held.get(rid)
+        return held is not None and held.token == token
+
+    def _find(self, grants: Iterable[Grant]) -> list[_Held]:
+        with self._lock:
+            return [self._held[g.id] for g in grants if self._is_held(g.id, g.token)]
 
     def beat_now(self) -> None:
         self._wake.set()
 
     def _run(self) -> None:
+        due = time.monotonic()
         while not self._is_over:
+            if self._wake.wait(max(0.0, due - time.monotonic())):
+                time.sleep(STARTED_SOON_S)
+                self._wake.clear()
+                if not self._has_news() and time.monotonic() < due:
+                    continue
+            due = time.monotonic() + BEAT_S
             self._beat()
-            self._wake.wait(BEAT_S)
-            self._wake.clear()
+
+    def _has_news(self) -> bool:
+        with self._lock:
+            is_new = any(h.has_started and not h.is_told for h in self._held.values())
+        return is_new or self._info().state is not self._told_state
 
     def _beat(self) -> None:
         with self._lock:
-            held = dict(self._held)
+            kept = dict(self._held)
+        held = {rid: (h.token, h.has_started) for rid, h in kept.items()}
         now = time.monotonic()
-        has_running = any(started for _, started in held.values())
+        has_running = any(h.is_running for h in kept.values())
         if self._watch.is_stalled(now, self._progress(), has_running):
             if self._stalled_at is None:
                 self._stalled_at = now
@@ -137,8 +177,20 @@ class Leases:
             log.exception("a beat failed")
             return
         self._failures = 0
-        if self._loop is not None and not self._loop.is_closed() and not self.is_stalled:
+        self._told_state = info.state
+        for rid, (_, has_started) in held.items():
+            kept[rid].is_told = has_started
+        if not (reply.lost or reply.orphaned or reply.draining) or self.is_stalled:
+            return
+        if self._loop is not None and not self._loop.is_closed():
             try:
-                self._loop.call_soon_threadsafe(self._on_reply, reply)
+                self._loop.call_soon_threadsafe(self._deliver, reply, held)
             except RuntimeError:
                 log.debug("the loop closed before the last beat's reply")
+
+    def _deliver(self, reply: BeatReply, asked: Mapping[str, tuple[str, bool]]) -> None:
+        """In the loop. What was claimed again or claimed only just now is not what the beat meant."""
+        with self._lock:
+            lost = [rid for rid in reply.lost if self._is_held(rid, asked[rid][0])]
+            orphaned = [(r, token) for r, token in reply.orphaned if not self._is_held(r, token)]
+        self._on_reply(msgspec.structs.replace(reply, lost=lost, orphaned=orphaned))

@@ -137,20 +137,18 @@ class Loop:
     async def _claim(self) -> None:
         free = min(self._slots - self._used, self._claim_max)
         is_idle = self._used == 0
+        # Before the call: a bell that rings while it is under way is for what it did not see.
+        self._has_rung = False
         try:
             claimed = await self._consumer.claim(free, is_idle=is_idle, slots=self._slots)
         except BrokerUnavailable:
-            await (
-                self._sleep()
-            )  # the connection has backed off and logged; the bell's time-out brings us back
+            # The connection has backed off and logged; the bell's time-out brings us back.
+            await self._sleep()
             return
-        except asyncio.CancelledError:
-            raise
         except Exception:
             log.exception("a claim failed")
             await asyncio.sleep(BELL_S)
             return
-        self._has_rung = False
         self._remaining = 0 if claimed.paused else claimed.remaining
         if len(claimed.grants) < free and not claimed.solo:
             self._remaining = (

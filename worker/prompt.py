@@ -24,9 +24,12 @@ LONG_CHARS = 32_768
 SMELL = ("<|im_start|>", "assistant")
 # Arguments of apply_chat_template that are ours to give; another template would be code from outside.
 RESERVED = frozenset(
-    "conversation messages chat_template tokenize add_generation_prompt continue_final_message padding"
-    " truncation max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs"
-    " processor_kwargs".split()
+    {
+        *("conversation", "messages", "chat_template", "tools", "documents", "tokenize"),
+        *("add_generation_prompt", "continue_final_message", "padding", "truncation"),
+        *("max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+        *("tokenizer_kwargs", "processor_kwargs"),
+    }
 )
 
 

@@ -41,12 +41,6 @@ def _three_ways(value: Any) -> Any:
     raise ValueError("must be true, false or auto")
 
 
-def _tag(value: str) -> str:
-    if not value.strip():
-        raise ValueError("must not be blank")
-    return value.strip()
-
-
 def _name(value: str) -> str:
     if not (
         0 < len(value) <= 64 and all(c.isascii() and (c.isalnum() or c in "._-") for c in value)
@@ -108,8 +102,6 @@ class EngineSettings(ModelSettings):
     batch_concurrency: int = seed(320, clamp=(1, SEVERAL))
 
     fast_chat_template: Flag | None = seed(None)
-    think_open: Annotated[str, AfterValidator(_tag)] = "<think>"
-    think_close: Annotated[str, AfterValidator(_tag)] = "</think>"
     warmup_prompt: str = seed("你好")
 
     vllm_log_level: LogLevel = seed("WARNING")

@@ -8,16 +8,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
+
+TAG = "think"
 
 
 @dataclass(frozen=True)
 class Tags:
-    opener: str = "<think>"
-    closer: str = "</think>"
+    opener: str = f"<{TAG}>"
+    closer: str = f"</{TAG}>"
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """`reasoning` is what was taken out; None where nothing was, or where it had to be the answer."""
 
     text: str

@@ -19,6 +19,7 @@ from shared.worker_info import WorkerInfo, WorkerSeen
 
 router = APIRouter()
 PREVIEW_CHARS = 200
+WORKER_LIMITS = ("STALL_LIMIT_S",)
 
 
 @router.get("/", summary="warming, ok or batch, at once")
@@ -78,6 +79,7 @@ async def readyz(services: ServicesDep) -> Response:
     services.drain.check()
     if not services.producer.is_up:
         raise BrokerUnavailable("the broker does not answer", retry_after_s=2)
+    await services.producer.stats()
     return JsonResponse({"status": "ok"})
 
 
@@ -94,12 +96,7 @@ async def queue(services: ServicesDep) -> Response:
 
 @router.get("/metrics", summary="For Prometheus", response_class=Response)
 async def metrics(services: ServicesDep) -> Response:
-    """Fresh queue figures where the broker answers, else the last known ones."""
-    if services.producer.is_up:
-        try:
-            await services.producer.stats()
-        except BrokerUnavailable:
-            pass
+    """From memory: the queue's figures are at most a second old, or the last known ones."""
     return Response(services.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
 
@@ -134,12 +131,9 @@ def _configured_dir(variables: dict[str, str]) -> str | None:
 
 
 def _worker_limits(live: list[WorkerInfo]) -> dict[str, Any]:
-    """Limits that workers read, told by those that run."""
-    limits: dict[str, Any] = {}
-    for info in reversed(live):
-        told = info.effective_args.get("limits")
-        limits.update(told if isinstance(told, dict) else {})
-    return limits
+    """Limits that only workers read, told by those that run."""
+    told = {name: value for info in reversed(live) for name, value in info.effective_args.items()}
+    return {name: told[name.lower()] for name in WORKER_LIMITS if name.lower() in told}
 
 
 def _effective(info: WorkerInfo) -> dict[str, Any]:

@@ -7,34 +7,28 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from api.answers import (
-    EXPIRED,
-    accepted_object,
-    has_expired,
-    item_failure,
-    text_of,
-)
-from api.deps import Services, ServicesDep, TenantDep
+from api.answers import EXPIRED, has_expired, item_failure, text_of
+from api.asks import PREDICT, predict_ask
+from api.deps import Caller, CallerDep, Services
 from api.edge import exchange_of
-from api.errors import WaitTimeout, ended, outcome_code, retry_after
+from api.errors import WaitTimeout, ended, outcome_code
 from api.holding import LetGo, hold
-from api.intake import Accepted, Ask, digest_of
-from api.preferences import PLAIN, Prefer, header_seconds, idempotency_key, read_prefer
+from api.intake import Accepted
+from api.preferences import Prefer, idempotency_key, read_prefer
 from api.responses import JsonResponse
-from api.schemas import PredictBody, read_json, read_predict
-from shared.errors import BrokerUnavailable, Draining, ResultExpired, UnsupportedParameter
+from api.routes.requests import accepted_response
+from api.schemas import PredictBody, read_json
+from shared.errors import BrokerUnavailable, Draining, ResultExpired
 from shared.queue.waiters import Answer
-from shared.request import Priority
 from shared.status import ReqStatus
 
 router = APIRouter()
-SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "frequency_penalty")
 HEADER_CHARS = 8000  # some clients refuse longer header lines
 CLIENT_CLOSED = 499  # nobody reads it; it is what logs of proxies show
 
 
 @router.post(
-    "/predict",
+    PREDICT,
     summary="Answer one prompt or a list of prompts",
     openapi_extra={
         "requestBody": {
@@ -43,54 +37,29 @@ CLIENT_CLOSED = 499  # nobody reads it; it is what logs of proxies show
         }
     },
 )
-async def predict(request: Request, services: ServicesDep, tenant: TenantDep) -> Response:
-    headers = request.headers
+async def predict(request: Request, caller: CallerDep) -> Response:
+    services, headers = caller.services, request.headers
+    settings = services.settings
     parsed = read_json(await request.body(), headers.get("content-type"))
-    body = read_predict(parsed)
-    if body.stream:
-        raise UnsupportedParameter("stream: streaming is not supported", param="stream")
+    ask, body = predict_ask(parsed, headers, caller.tenant, settings)
     if body.prompt == []:
         return JsonResponse({"response": []})
-    settings = services.settings
-    prefer = (
-        read_prefer(headers.getlist("prefer"), settings.sync_wait_s)
-        if "prefer" in headers
-        else PLAIN
-    )
+    prefer = read_prefer(headers.getlist("prefer"), settings.sync_wait_s)
     key = idempotency_key(headers)
-    priority = Priority[body.priority] if body.priority else Priority.standard
+    rid = services.producer.derived_id(caller.tenant, "key", key) if key else None
     exchange = exchange_of(request)
-    exchange.priority = priority.name
-    ask = Ask(
-        path="/predict",
-        tenant=tenant,
-        digest=digest_of(parsed, tenant, "/predict"),
-        is_routed=True,
-        prompt=body.prompt,
-        sampling={name: value for name in SAMPLING if (value := getattr(body, name)) is not None},
-        override_tokens=body.max_new_tokens,
-        trim=body.trim,
-        priority=priority,
-        queue_timeout_s=body.queue_timeout_s
-        or header_seconds(headers, "X-Queue-Timeout", settings.max_queue_s),
-        timeout_s=body.timeout_s
-        or header_seconds(headers, "X-Request-Timeout", settings.max_timeout_s),
-        on_disconnect="continue" if key else body.on_disconnect or "cancel",
-        require_worker=bool(body.require_worker),
-        metadata=body.metadata,
-        traceparent=headers.get("traceparent"),
-    )
-    rid = services.producer.derived_id(tenant, "key", key) if key else None
+    exchange.priority = ask.priority.name
     accepted = await services.intake.accept(ask, rid=rid, watch=prefer.wait_s != 0)
     exchange.queue_id = accepted.id
     if prefer.wait_s == 0:
-        return _later(services, accepted, prefer)
+        return _later(caller, accepted, prefer)
     wait_s = settings.sync_wait_s if prefer.wait_s is None else prefer.wait_s
     held = await hold(request, services.producer, services.drain, accepted.id, wait_s)
     if isinstance(held, LetGo):
-        return await _without_answer(services, accepted, prefer, ask, held)
+        may_go_on = key is not None or ask.on_disconnect == "continue"
+        return await _without_answer(caller, accepted, prefer, held, may_go_on)
     if accepted.n is None:
-        services.metrics.delivered(held.outcome, priority.name)
+        services.metrics.delivered(held.outcome, ask.priority.name)
         response = _single(held)
     else:
         response = await _list(services, accepted, body.partial is not False)
@@ -145,28 +114,24 @@ def _reason(answer: Answer | None) -> str:
     return reason.value if reason else ""
 
 
-def _later(services: Services, accepted: Accepted, prefer: Prefer) -> Response:
-    body = accepted_object(accepted, services.producer.known_stats)
-    headers = {
-        "location": body["urls"]["self"],
-        "preference-applied": prefer.applied or "",
-        **retry_after(body["estimated_start_s"] or 1.0),
-    }
-    return JsonResponse(body, 202, headers=headers)
+def _later(caller: Caller, accepted: Accepted, prefer: Prefer) -> Response:
+    response = accepted_response(caller, accepted)
+    response.headers["preference-applied"] = prefer.applied or ""
+    return response
 
 
 async def _without_answer(
-    services: Services, accepted: Accepted, prefer: Prefer, ask: Ask, why: LetGo
+    caller: Caller, accepted: Accepted, prefer: Prefer, why: LetGo, may_go_on: bool
 ) -> Response:
-    producer = services.producer
+    """`may_go_on`: the client means to come back, so its leaving does not cancel."""
+    producer = caller.services.producer
     if why is LetGo.draining:
-        raise Draining(
-            "this front door is stopping; the request stays queued under its id", retry_after_s=5
-        )
+        message = "this front door is stopping; the request stays queued under its id"
+        raise Draining(message, retry_after_s=5)
     if why is LetGo.timed_out and prefer.is_given:
-        return _later(services, accepted, prefer)
+        return _later(caller, accepted, prefer)
     if why is LetGo.client_gone:
-        if ask.on_disconnect == "cancel":
+        if not may_go_on:
             await producer.cancel(accepted.id, code="client_gone", message="its client left")
         return Response(status_code=CLIENT_CLOSED)
     try:
@@ -174,4 +139,5 @@ async def _without_answer(
         await producer.cancel(accepted.id, code="wait_timeout", message=message)
     except BrokerUnavailable:
         pass  # its own time-outs will end it; the caller has waited long enough
-    raise WaitTimeout(f"no answer within {services.settings.sync_wait_s:g} s (SYNC_WAIT_S)")
+    limit_s = caller.services.settings.sync_wait_s
+    raise WaitTimeout(f"no answer within {limit_s:g} s (SYNC_WAIT_S)")

@@ -36,9 +36,9 @@ RUN python -m worker.model
 ENV VLLM_NO_USAGE_STATS=1 \
     DO_NOT_TRACK=1 \
     HF_HUB_DISABLE_TELEMETRY=1 \
-    METRICS_HOST=0.0.0.0 \
-    METRICS_PORT=9100
+    WORKER_PORT=9100
 EXPOSE 9100
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=15m CMD ["python", "deploy/docker/probe.py", "9100", "/livez"]
-CMD ["python", "-m", "worker"]
+# As `make up` does it: the hubs are open to what looks for the model, and closed to the worker.
+CMD ["sh", "-c", "MODEL_DIR=$(python -m worker.model) && export MODEL_DIR && exec python -m worker"]

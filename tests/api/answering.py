@@ -18,17 +18,26 @@ from shared.request import Body, FinishReason, Report, Req, Usage
 from shared.settings import QueueSettings
 from shared.worker_info import WorkerInfo, WorkerState
 
-FAILURES = {"!engine": "engine_error", "!long": "prompt_too_long", "!dead": "attempts_exhausted"}
+FAILURES = {
+    "!raise": "engine_error",
+    "!engine": "engine_error",
+    "!long": "prompt_too_long",
+    "!dead": "attempts_exhausted",
+}
 
 
 class Answerer:
-    """Answers `A(<prompt>)`; `!slow` waits for `go`, FAILURES fail, `!say <text>` answers the text."""
+    """Answers `A(<prompt>)`; `!slow` waits for `go`, FAILURES fail, `!say <text>` answers the text.
+
+    `script` says what else a prompt is answered: a text, one of FAILURES, or None for nothing.
+    """
 
     def __init__(self, settings: QueueSettings, info: WorkerInfo) -> None:
         self.info = info
         self.seen: list[Req] = []
         self.aborted: list[str] = []
         self.go = asyncio.Event()
+        self.script: dict[str, str | None] = {}
         self._connection = Connection.open(settings)
         self._consumer = Consumer(self._connection, settings, worker_id=info.id)
         self._held: dict[str, tuple[str, bool]] = {}
@@ -72,9 +81,10 @@ class Answerer:
         prompt = req.prompt if req.prompt is not None else (req.messages or ())[-1].content
         if prompt.startswith("!slow"):
             await self.go.wait()
-        code = FAILURES.get(prompt.split(" ")[0], "")
-        said = prompt.removeprefix("!say ")
-        text = said if said != prompt else f"A({prompt})"
+        said: str | None = prompt.removeprefix("!say ")
+        said = self.script.get(prompt, said if said != prompt else f"A({prompt})")
+        text = said or ""
+        code = FAILURES.get(prompt.split(" ")[0], "") or FAILURES.get(text, "")
         report = Report(
             finish_reason=FinishReason.error if code else FinishReason.stop,
             usage=Usage(prompt_tokens=7, completion_tokens=3),
@@ -100,7 +110,7 @@ def worker_info(**changed: object) -> WorkerInfo:
         max_model_len=2048,
         slots=64,
         capabilities=("echo",),
-        effective_args={"dtype": "bfloat16", "limits": {"STALL_LIMIT_S": 60}},
+        effective_args={"dtype": "bfloat16", "stall_limit_s": 60},
     )
     return msgspec.structs.replace(info, **changed)
 

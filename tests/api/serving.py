@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import httpx
-import uvicorn
 from fastapi import FastAPI
 
+from api.__main__ import server_for
 from api.app import build_app
 from api.deps import Services
 from api.settings import ApiSettings
@@ -43,17 +43,7 @@ async def front_door(settings: ApiSettings) -> AsyncIterator[Front]:
 async def served(settings: ApiSettings) -> AsyncIterator[Front]:
     """On a free port of loopback, by the server that `python -m api` runs."""
     app = build_app(settings)
-    config = uvicorn.Config(
-        app,
-        port=0,
-        loop="uvloop",
-        http="httptools",
-        ws="none",
-        log_config=None,
-        proxy_headers=False,
-    )
-    server = uvicorn.Server(config)
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    server = server_for(app, settings.model_copy(update={"port": 0}))
     task = asyncio.create_task(server._serve())
     await eventually(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
@@ -64,6 +65,35 @@ async def test_items_of_a_list_are_routed_one_by_one(front: Front, worker: Answe
         (192, "hard"),
         (192, "long"),
     ]
+
+
+async def test_token_routing_is_logged_once_for_a_request_when_asked(
+    load_settings: Load,
+    broker_url: str,
+    queue_name: str,
+    worker: Answerer,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    variables = {"REDIS_URL": broker_url, "QUEUE_NAME": queue_name, "LOG_TOKEN_ROUTING": "1"}
+    async with front_door(load_settings(variables)) as front:
+        with caplog.at_level(logging.INFO, "uvicorn.error"):
+            await front.client.post("/predict", json={"prompt": ["gemm", "短", "短2"]})
+            await front.client.post("/predict", json={"prompt": "短"})
+    said = [r.getMessage() for r in caplog.records if "token_routing" in r.getMessage()]
+    assert said == ["token_routing: {32: 2, 192: 1}", "token_routing: {32: 1}"]
+
+
+async def test_prompts_are_never_logged(
+    front: Front, worker: Answerer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        for body in (
+            {"prompt": "pelican"},
+            {"prompt": ["!engine pelican"]},
+            {"prompt": {"pelican": 1}},
+        ):
+            await front.client.post("/predict", json=body)
+    assert "pelican" not in caplog.text
 
 
 async def test_one_budget_of_the_callers_own_holds_for_every_item(

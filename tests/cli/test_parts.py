@@ -42,21 +42,31 @@ def test_the_front_door_is_told_where_to_listen() -> None:
     assert (part.env["HOST"], part.env["PORT"]) == ("127.0.0.1", "9000")
 
 
-def test_one_worker_for_each_gpu_in_turn() -> None:
-    placed = placements(3, ["0", "1"], [], OPENMP)
-    assert [placement_env(p, None, bound=False) for p in placed] == [
-        {"CUDA_VISIBLE_DEVICES": "0"},
-        {"CUDA_VISIBLE_DEVICES": "1"},
-        {"CUDA_VISIBLE_DEVICES": "0"},
-    ]
+def gpus_of(placed: list[Placement]) -> list[str]:
+    return [placement_env(p, None, bound=False)["CUDA_VISIBLE_DEVICES"] for p in placed]
+
+
+def test_one_worker_for_each_gpu_unless_a_number_is_given() -> None:
+    assert gpus_of(placements(None, ["0", "1"], 1, [0], OPENMP)) == ["0", "1"]
+    assert gpus_of(placements(3, ["0", "1"], 1, [0], OPENMP)) == ["0", "1", "0"]
+    assert gpus_of(placements(1, ["2", "3"], 1, [0], OPENMP)) == ["2"]
+
+
+def test_a_worker_that_spans_gpus_gets_them_together() -> None:
+    four = ["0", "1", "2", "3"]
+    assert gpus_of(placements(None, four, 2, [0], None)) == ["0,1", "2,3"]
+    assert gpus_of(placements(None, four[:3], 2, [0], None)) == ["0,1"]
+    # More than there are: the engine itself says what is wrong.
+    assert gpus_of(placements(None, ["0"], 2, [0], None)) == ["0"]
 
 
 def test_a_worker_alone_on_a_cpu_chooses_its_cores_itself() -> None:
-    assert placements(1, [], [[0, 1]], OPENMP) == [Placement(openmp=OPENMP)]
+    alone = [Placement(openmp=OPENMP)]
+    assert placements(None, [], 1, [0, 1], OPENMP) == placements(1, [], 1, [0, 1], OPENMP) == alone
 
 
 def test_two_workers_on_a_cpu_share_no_core() -> None:
-    placed = placements(2, [], share_cores([0, 1, 2], 2), None)
+    placed = placements(2, [], 1, [0, 1, 2], None)
     assert [placement_env(p, None, bound=False) for p in placed] == [
         {"VLLM_CPU_OMP_THREADS_BIND": "0,1"},
         {"VLLM_CPU_OMP_THREADS_BIND": "2"},
@@ -66,6 +76,12 @@ def test_two_workers_on_a_cpu_share_no_core() -> None:
 
 def test_more_workers_than_cores_are_bound_to_none() -> None:
     assert share_cores([0, 1], 3) == [[], [], []]
+
+
+def test_workers_of_several_machines_on_one_broker_have_different_names() -> None:
+    part = worker_part(1, FOLDER, {}, None, {}, drain_s=1.0, host="gpu box.example")
+    assert part.name == "worker-1"
+    assert part.env["WORKER_ID"] == "gpu-box.example-worker-1"
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,9 @@ async def test_a_part_that_is_killed_comes_back_and_the_line_says_why(tmp_path: 
     os.kill(first["main"], signal.SIGKILL)
 
     died = await lines.until("died")
-    assert died.startswith("died (killed by SIGKILL: family is up); starts again in 0.5 s")
+    assert died.startswith(
+        "died (killed by SIGKILL, by hand or for lack of memory); starts again in 0.5 s"
+    )
     assert all_gone(list(first.values()))  # what it left is gone before it is started again
     await lines.until("ready", times=2)
     second = await asyncio.to_thread(family, tmp_path)
@@ -145,6 +147,7 @@ async def test_one_life_with_echo_gives_its_lines_and_its_last_one(tmp_path: Pat
     ("end", "reason"),
     [
         (End(1, None, ""), "exit code 1"),
+        (End(None, "SIGKILL", "all is well"), "killed by SIGKILL, by hand or for lack of memory"),
         (End(None, "SIGSEGV", "loading"), "killed by SIGSEGV: loading"),
         (End(2, None, "x" * 1000), "exit code 2: " + "x" * 300),
     ],

@@ -107,7 +107,7 @@ def test_stops_by_signal_and_reports_health(image: Dockerfile) -> None:
     probe = re.search(r'"deploy/docker/probe.py", "(\d+)", "/livez"', image.only("HEALTHCHECK"))
     assert probe is not None
     assert image.only("EXPOSE") == probe.group(1)
-    assert probe.group(1) in (image.env().get("PORT"), image.env().get("METRICS_PORT"))
+    assert probe.group(1) in (image.env().get("PORT"), image.env().get("WORKER_PORT"))
 
 
 def test_copies_what_is_there_and_not_ignored(image: Dockerfile) -> None:
@@ -144,10 +144,20 @@ def test_each_image_has_its_lock() -> None:
 
 
 def test_commands_are_modules_that_are_copied(image: Dockerfile) -> None:
-    python, flag, module, *_ = image.command()
-    assert (python, flag) == ("python", "-m")
-    assert (ROOT / module / "__main__.py").is_file()
-    assert module in image.copies()
+    named = re.findall(r"python -m ([\w.]+)", " ".join(image.command()))
+    assert named
+    for module in named:
+        path = ROOT / module.replace(".", "/")
+        assert (path / "__main__.py").is_file() or path.with_suffix(".py").is_file()
+        assert module.partition(".")[0] in image.copies()
+
+
+@pytest.mark.parametrize("name", ["worker-cpu", "worker-gpu"])
+def test_a_worker_takes_the_place_of_its_shell(name: str) -> None:
+    """Otherwise the signal to stop would reach the shell alone."""
+    shell, flag, line = Dockerfile.read(name).command()
+    assert (shell, flag) == ("sh", "-c")
+    assert line.endswith("&& exec python -m worker")
 
 
 def test_all_in_one_serves_everybody_on_port_8000_and_asks_no_hub() -> None:

@@ -1,8 +1,8 @@
-"""Property tests have no deadline: a busy machine is no failure."""
+"""Property tests take their time: a busy machine is no failure."""
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("no_deadline", deadline=None)
-settings.load_profile("no_deadline")
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")

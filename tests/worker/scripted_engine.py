@@ -106,12 +106,10 @@ class ScriptedEngine:
 class PlainPrompts:
     """The prompt's own text, one token a character; more than 100 are too long."""
 
-    opens_think = False
-
-    def build(self, req: Req) -> EnginePrompt:
+    async def build(self, req: Req, max_model_len: int) -> EnginePrompt:
         text = req.prompt or ""
-        if len(text) > 100:
-            raise PromptTooLong(f"the prompt has {len(text)} tokens, the model takes 100")
+        if len(text) > max_model_len:
+            raise PromptTooLong(f"the prompt has {len(text)} tokens, {max_model_len} fit")
         if text == "bad template":
             raise InvalidRequest("no such role", param="messages")
         return EnginePrompt(req.id, tuple(range(len(text))), text)

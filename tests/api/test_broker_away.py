@@ -1,0 +1,133 @@
+"""Without a broker: what still answers, how soon the rest says 503, and that it comes back by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from api.settings import ApiSettings
+from tests.api.answering import answering
+from tests.api.conftest import Load
+from tests.api.serving import Front, eventually, front_door
+from tests.broker import Server
+
+STILL = ("/", "/livez", "/metrics", "/version", "/info", "/system_prompt")
+NOT = (
+    ("POST", "/predict"),
+    ("POST", "/requests"),
+    ("PUT", "/requests/mine"),
+    ("GET", "/requests/mine"),
+    ("GET", "/requests/mine?wait=9"),
+    ("POST", "/requests/mine/cancel"),
+    ("DELETE", "/requests/mine"),
+    ("GET", "/requests/mine/timeline"),
+    ("POST", "/system_prompt"),
+    ("GET", "/readyz"),
+    ("GET", "/health"),
+    ("GET", "/workers"),
+    ("GET", "/queue"),
+)
+
+
+@pytest.fixture
+def own_broker() -> Iterator[Server]:
+    server = Server(aof=True).start()
+    yield server
+    server.stop(signal.SIGKILL)
+    server.clean()
+
+
+@pytest.fixture
+def settings(load_settings: Load, own_broker: Server, queue_name: str) -> ApiSettings:
+    return load_settings({"REDIS_URL": own_broker.url, "QUEUE_NAME": queue_name})
+
+
+async def assert_away(front: Front, system_prompt: str) -> None:
+    for path in STILL:
+        began = time.monotonic()
+        reply = await front.client.get(path)
+        assert reply.status_code == 200, path
+        assert time.monotonic() - began < 0.5, path
+    assert (await front.client.get("/system_prompt")).json() == {"system_prompt": system_prompt}
+    began = time.monotonic()
+    bodies = {"/system_prompt": {"system_prompt": "x"}}
+    replies = await asyncio.gather(
+        *(
+            front.client.request(method, path, json=bodies.get(path, {"prompt": "x"}))
+            for method, path in NOT
+        )
+    )
+    assert time.monotonic() - began < 3
+    for (method, path), reply in zip(NOT, replies, strict=True):
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"]) == (503, "broker_unavailable"), (method, path)
+        assert int(reply.headers["retry-after"]) >= 1
+        assert error["retryable"] is True
+
+
+async def test_a_broker_that_is_stopped_and_comes_back(
+    settings: ApiSettings, own_broker: Server
+) -> None:
+    async with front_door(settings) as front:
+        await front.client.post("/system_prompt", json={"system_prompt": "be brief"})
+        own_broker.stop(signal.SIGKILL)
+        await assert_away(front, "be brief")
+        own_broker.start()
+
+        async def is_ready() -> bool:
+            return (await front.client.get("/readyz")).status_code == 200
+
+        await eventually(is_ready, within_s=6)
+        async with answering(settings):
+            reply = await front.client.post("/predict", json={"prompt": "hi"})
+            assert reply.json() == {"response": "A(hi)"}
+
+
+async def test_a_broker_that_hangs(settings: ApiSettings, own_broker: Server) -> None:
+    async with front_door(settings) as front:
+        await eventually(lambda: front.services.producer.is_up)
+        own_broker.send(signal.SIGSTOP)
+        try:
+            await assert_away(front, settings.system_prompt)
+        finally:
+            own_broker.send(signal.SIGCONT)
+
+        async def is_ready() -> bool:
+            return (await front.client.get("/readyz")).status_code == 200
+
+        await eventually(is_ready, within_s=6)
+
+
+async def test_a_front_door_that_starts_before_its_broker(
+    load_settings: Load, queue_name: str, own_broker: Server
+) -> None:
+    own_broker.stop()
+    variables = {"REDIS_URL": own_broker.url, "QUEUE_NAME": queue_name}
+    async with front_door(load_settings(variables)) as front:
+        assert (await front.client.get("/")).json() == {"status": "warming"}
+        await assert_away(front, front.services.settings.system_prompt)
+        own_broker.start()
+
+        async def is_ready() -> bool:
+            return (await front.client.get("/readyz")).status_code == 200
+
+        await eventually(is_ready, within_s=6)
+        assert (await front.client.post("/requests", json={"prompt": "x"})).status_code == 202
+
+
+async def test_a_caller_that_waits_through_a_restart_is_answered(
+    settings: ApiSettings, own_broker: Server
+) -> None:
+    async with front_door(settings) as front, answering(settings) as worker:
+        waiting = asyncio.create_task(front.client.post("/predict", json={"prompt": "!slow"}))
+        await eventually(lambda: len(worker.seen) == 1)
+        # AOF is flushed once a second: what was accepted must be on disk before the plug is pulled.
+        await asyncio.sleep(1.2)
+        own_broker.stop(signal.SIGKILL)
+        worker.go.set()
+        own_broker.start()
+        assert (await waiting).json() == {"response": "A(!slow)"}

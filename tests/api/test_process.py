@@ -1,0 +1,79 @@
+"""`python -m api` as a process: what stops its start, and how it stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.api.serving import eventually
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(cwd: Path, **variables: str) -> subprocess.Popen[str]:
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **variables}
+    return subprocess.Popen(
+        [sys.executable, "-m", "api"], cwd=cwd, env=env, stderr=subprocess.PIPE, text=True
+    )
+
+
+@contextmanager
+def running(cwd: Path, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = start(cwd, PORT=str(port), **variables)
+    try:
+        yield process, f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"HOST": "0.0.0.0"}, "API_KEYS"),
+        ({"QUEUE_CAP": "lots"}, "QUEUE_CAP"),
+        ({"RESULT_RECORD_TTL_S": "60"}, "RESULT_RECORD_TTL_S"),
+        ({"REDIS_URL": "carrier-pigeon://x"}, "REDIS_URL"),
+    ],
+)
+def test_a_bad_setting_stops_the_start_in_one_line(
+    variables: dict[str, str], named: str, tmp_path: Path
+) -> None:
+    process = start(tmp_path, **variables)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert named in said
+    assert "Traceback" not in said
+    assert len(said.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_stops_it_in_order_without_a_broker(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    with running(tmp_path, REDIS_URL="redis://127.0.0.1:1") as (process, url):
+        async with httpx.AsyncClient(trust_env=False) as client:
+
+            async def answers() -> bool:
+                try:
+                    return bool((await client.get(url)).json() == {"status": "warming"})
+                except httpx.TransportError:
+                    return False
+
+            await eventually(answers, within_s=30)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=10)
+        assert process.returncode in (0, -number)
+        assert "Traceback" not in said

@@ -1,0 +1,57 @@
+"""`docs/engines.md` says of each engine what the engine says of itself."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any, get_args
+
+import pytest
+
+from shared.sampling import SamplingParams
+from tests.architecture.source_tree import modules
+from tests.docs import pages
+from worker.settings import EngineName
+
+PAGE = pages.text("docs/engines.md")
+NAMES = sorted(get_args(EngineName))
+
+
+def engine(name: str) -> Any:
+    """The class; its modules are light, since heavy libraries are imported inside functions."""
+    for module in modules("worker"):
+        if module.path.parent.name == "engines" and module.path.name != "base.py":
+            for value in vars(importlib.import_module(module.name)).values():
+                if getattr(value, "name", None) == name and hasattr(value, "capabilities"):
+                    return value
+    raise AssertionError(f"no class is the engine {name}")
+
+
+def cells(first: str) -> list[str]:
+    """The rest of the row that begins so."""
+    start = f"{re.escape(first)} " if first else ""
+    row, *_ = re.findall(rf"^\| {start}\| (.+) \|$", PAGE, re.MULTILINE)
+    return [cell.strip() for cell in str(row).split(" | ")]
+
+
+def columns() -> list[str]:
+    return [cell.strip("`") for cell in cells("")]
+
+
+def test_every_engine_has_a_row_and_a_column() -> None:
+    assert sorted(re.findall(r"^\| `([a-z]\w+)` \| [^|]+ \| [^|]+ \|$", PAGE, re.MULTILINE)) == NAMES
+    assert sorted(columns()) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_names_what_an_engine_lacks(name: str) -> None:
+    cell = cells("sampling parameters that it lacks")[columns().index(name)]
+    lacking = set(SamplingParams.__struct_fields__) - engine(name).capabilities.fields
+    assert set(re.findall(r"`(\w+)`", cell)) == lacking
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_says_what_can_be_stopped_and_mixed(name: str) -> None:
+    column, able = columns().index(name), engine(name).capabilities
+    assert cells("a run can be stopped midway")[column] == ("yes" if able.can_abort else "no")
+    assert (cells("rows of one call may differ")[column] == "yes") == (not able.rows_share)

@@ -1,0 +1,218 @@
+"""`python -m worker`: one engine on one queue, until a signal or the engine's death.
+
+Exit codes: 0 drained, 1 the engine died, 2 a bad setting, 3 no engine could be started, 4 stalled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import BrokerUnavailable, EngineError, SettingsError
+from shared.log import set_up_logging
+from shared.queue.connection import Connection
+from shared.queue.consumer import Consumer
+from shared.queue.housekeeper import Housekeeper
+from shared.settings import warn_unknown
+from shared.worker_info import WorkerInfo, WorkerState
+from worker.hubs import ModelError
+from worker.leases import Leases
+from worker.loop import Loop
+from worker.metrics import MetricsPort, WorkerMetrics
+from worker.model import choose, is_model_folder, prepare
+from worker.settings import WorkerSettings, inherited
+from worker.startup import SetupFailed, Started, engine_environment, start, write_environment
+from worker.warmup import warm_up
+
+log = logging.getLogger("worker")
+LINGER_S = 10.0
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Linux: a worker whose launcher is gone, even by SIGKILL, goes too."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class Worker:
+    """The process: tells what it does from its first second, serves, and leaves in order."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._id = settings.worker_id or f"{socket.gethostname().lower()[:40]}-{os.getpid()}"
+        self._connection = Connection.open(settings)
+        self._consumer = Consumer(self._connection, settings, worker_id=self._id)
+        self._info = WorkerInfo(
+            id=self._id,
+            state=WorkerState.STARTING,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            batch_mode=settings.batch_mode,
+            started_at=time.time(),
+        )
+
+    async def run(self) -> int:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        starting = Leases(
+            self._consumer,
+            info=lambda: self._info,
+            progress=lambda: 0,
+            stall_limit_s=float("inf"),
+            on_reply=lambda reply: None,
+            on_stalled=lambda seconds: None,
+        )
+        starting.start()
+        loading = asyncio.create_task(self._load())
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            log.info("stopped while the engine was loading")
+            await starting.stop()
+            await self._leave()
+            # Whatever the engine has begun in other threads and processes is ended by the exit.
+            os._exit(0)
+        try:
+            started = loading.result()
+        except (SetupFailed, SettingsError, EngineError, ModelError, OSError) as error:
+            code = await self._tell_failure(error, starting, stopping)
+            stopping.cancel()
+            return code
+        await starting.stop()
+        stopping.cancel()
+        return await self._serve(started, stop)
+
+    async def _load(self) -> Started:
+        settings = self._settings
+        model_dir: Path | None = None
+        if settings.engine != "simulated":
+            source = choose(settings, is_model_folder)
+            model_dir = await asyncio.to_thread(prepare, source)
+        name = settings.served_model_name or (model_dir.name if model_dir else "simulated")
+        self._info = msgspec.structs.replace(self._info, model=name, model_dir=str(model_dir or ""))
+        started = await start(settings, model_dir)
+        await warm_up(started, settings)
+        return started
+
+    async def _tell_failure(
+        self, error: Exception, leases: Leases, stopping: asyncio.Task[bool]
+    ) -> int:
+        report = error.report if isinstance(error, SetupFailed) else ()
+        log.error("this worker cannot start: %s", error)
+        self._info = msgspec.structs.replace(
+            self._info, state=WorkerState.SETUP_FAILED, reason=str(error), start_report=report
+        )
+        leases.beat_now()
+        # Long enough to be seen in /workers; then the supervisor may try again.
+        await asyncio.wait({stopping}, timeout=LINGER_S)
+        await leases.stop()
+        await self._leave()
+        return 3
+
+    async def _serve(self, started: Started, stop: asyncio.Event) -> int:
+        settings, engine = self._settings, started.engine
+        metrics = WorkerMetrics(self._id, engine.name)
+        port = None
+        if settings.worker_port:
+            port = MetricsPort(metrics, "0.0.0.0", settings.worker_port)
+        able = (*sorted(engine.capabilities.fields), "chat_template_kwargs")
+        self._info = msgspec.structs.replace(
+            self._info,
+            state=WorkerState.READY,
+            engine=engine.name,
+            max_model_len=engine.max_model_len,
+            slots=engine.slots,
+            capabilities=able,
+            effective_args=_plain(engine.effective_args()),
+            start_report=started.report,
+        )
+        work = Loop(
+            engine,
+            started.prompts,
+            self._consumer,
+            info=self._info,
+            metrics=metrics,
+            claim_max=settings.claim_max,
+            drain_s=settings.drain_s,
+            stall_limit_s=settings.stall_limit_s,
+            on_stalled=self._on_stalled,
+        )
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, work.stop)
+        if stop.is_set():
+            work.stop()
+        housekeeping = asyncio.create_task(Housekeeper(self._connection, settings).run())
+        log.info("%s serves %s with %s", self._id, self._info.model, engine.name)
+        try:
+            return await work.run()
+        finally:
+            housekeeping.cancel()
+            await asyncio.gather(housekeeping, return_exceptions=True)
+            if port is not None:
+                port.close()
+            await engine.close()
+            await self._connection.close()
+
+    def _on_stalled(self, seconds: float) -> None:
+        """A lease after the stall its work is others'; a wedged engine ends with its process."""
+        if seconds > self._settings.lease_s:
+            log.critical(
+                "the engine has been stuck for %.0f s more than its limit; exiting", seconds
+            )
+            logging.shutdown()
+            os._exit(4)
+
+    async def _leave(self) -> None:
+        try:
+            await self._consumer.leave()
+        except BrokerUnavailable as error:
+            log.warning("left without a word to the broker: %s", error)
+        await self._connection.close()
+
+
+def _plain(args: dict[str, object]) -> dict[str, object]:
+    """Arguments as they can be shown: numbers, words and flags; the rest as text."""
+    shown = (str, int, float, bool, type(None))
+    return {name: value if isinstance(value, shown) else str(value) for name, value in args.items()}
+
+
+def main() -> int:
+    try:
+        settings = WorkerSettings.load()
+    except SettingsError as error:
+        print(error.message, file=sys.stderr)
+        return 2
+    set_up_logging(settings)
+    warn_unknown()
+    die_with_parent()
+    raise_file_limit()
+    write_environment(engine_environment(settings, inherited()))
+    try:
+        return asyncio.run(Worker(settings).run())
+    except SettingsError as error:
+        print(error.message, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

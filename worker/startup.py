@@ -1,0 +1,150 @@
+"""From settings to a started engine: which one, each try timed and told, and what the next one is.
+
+Writes the environment that the engine's libraries are to see before any of them is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import EngineError, SettingsError
+from shared.worker_info import StartStep
+from worker.engines import ENGINES
+from worker.engines.base import Engine
+from worker.engines.devices import torch_device
+from worker.engines.simulated import SimulatedTokenizer
+from worker.generate import Prompts
+from worker.prompt import Prompts as ModelPrompts
+from worker.settings import EngineSettings
+
+log = logging.getLogger(__name__)
+METAX_DEVICES = "mxc*"
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What this machine can do, as far as the choice of an engine depends on it."""
+
+    has_vllm: bool
+    has_compiler: bool
+    """A C compiler is there, or none is needed: vLLM on a CPU runs without one in eager mode."""
+    has_gpu: bool
+
+
+@dataclass(frozen=True)
+class Started:
+    engine: Engine
+    prompts: Prompts
+    report: tuple[StartStep, ...]
+
+
+class SetupFailed(EngineError):
+    """No engine started. The message is one clear line; `report` holds every try."""
+
+    def __init__(self, message: str, report: tuple[StartStep, ...]) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+def wants_vllm(settings: EngineSettings, facts: Facts) -> bool:
+    """The first seed's decision, with FORCE_VLLM lifting the compiler's veto alone."""
+    if not facts.has_vllm:
+        return False
+    if not facts.has_compiler and not settings.force_vllm:
+        return False
+    return facts.has_gpu if settings.use_vllm is None else settings.use_vllm
+
+
+def engines_to_try(settings: EngineSettings, facts: Facts) -> list[str]:
+    """In order. A named engine is the only one; so is vLLM where it is forced."""
+    if settings.engine is not None:
+        return [settings.engine]
+    if settings.force_vllm:
+        if not facts.has_vllm:
+            raise SettingsError("FORCE_VLLM=1, but vLLM is not installed")
+        return ["vllm_async"]
+    return ["vllm_async", "transformers"] if wants_vllm(settings, facts) else ["transformers"]
+
+
+def engine_environment(settings: EngineSettings, given: Mapping[str, str]) -> dict[str, str | None]:
+    """What to change in the environment (None: take away). Nothing is fetched or reported from here on."""
+    changes: dict[str, str | None] = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_LOGGING_LEVEL": settings.vllm_log_level,
+        "VLLM_CPU_OMP_THREADS_BIND": settings.vllm_cpu_omp_threads_bind,
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if "VLLM_PLUGINS" not in given and not any(Path("/dev").glob(METAX_DEVICES)):
+        changes["VLLM_PLUGINS"] = ""
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+        if name in given and not given[name].strip():
+            # Some run times export it blank, which would hide every GPU.
+            changes[name] = None
+    return changes
+
+
+def write_environment(changes: Mapping[str, str | None]) -> None:
+    for name, value in changes.items():
+        if value is None:
+            log.warning("%s is set but blank; it is taken as unset", name)
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def find_facts() -> Facts:
+    has_vllm = importlib.util.find_spec("vllm") is not None
+    try:
+        gpu = not torch_device().is_cpu
+    except ImportError:
+        gpu = False
+    compilers = any(shutil.which(name) for name in ("cc", "gcc", "clang"))
+    return Facts(has_vllm=has_vllm, has_compiler=compilers or not gpu, has_gpu=gpu)
+
+
+async def start(settings: EngineSettings, model_dir: Path | None) -> Started:
+    """The first engine that starts. Raises SetupFailed with one line that says why none did."""
+    steps: list[StartStep] = []
+    facts = Facts(has_vllm=False, has_compiler=True, has_gpu=False)
+    if settings.engine is None:
+        facts = find_facts()
+        if not facts.has_vllm:
+            log.warning("vLLM is not installed here: the transformers engine serves")
+    for name in engines_to_try(settings, facts):
+        began = time.monotonic()
+        engine = ENGINES[name](settings, model_dir)
+        try:
+            await engine.start()
+            prompts = _prompts(name, settings, model_dir)
+        except Exception as error:
+            text = str(error) or type(error).__name__
+            steps.append(StartStep(name, round(time.monotonic() - began, 1), text))
+            log.error("%s did not start: %s", name, text)
+            await engine.close()
+            continue
+        steps.append(StartStep(name, round(time.monotonic() - began, 1)))
+        log.info("%s started in %.1f s", name, steps[-1].seconds)
+        return Started(engine, prompts, tuple(steps))
+    tried = "; ".join(f"{step.name}: {step.error}" for step in steps)
+    raise SetupFailed(f"no engine could be started ({tried})", tuple(steps))
+
+
+def _prompts(name: str, settings: EngineSettings, model_dir: Path | None) -> Prompts:
+    if name == "simulated" or model_dir is None:
+        return ModelPrompts(SimulatedTokenizer(), wants_fast_path=False)
+    return ModelPrompts.load(
+        model_dir,
+        trust_remote_code=settings.trust_remote_code,
+        wants_fast_path=settings.wants_fast_template,
+    )
