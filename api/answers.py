@@ -8,7 +8,7 @@ from typing import Any
 from api.errors import error_object, outcome_code, outcome_error
 from api.intake import Accepted
 from api.postprocess import postprocess
-from shared.queue.producer import Group, Snapshot
+from shared.queue.snapshot import Group, Snapshot
 from shared.queue.stats import QueueStats
 from shared.queue.waiters import Answer
 from shared.request import Outcome, Record, Usage, child_index, decode_delivery

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from shared.request import Message, Priority
 
 PREDICT, REQUESTS = "/predict", "/requests"
 _PREDICT_SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "frequency_penalty")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 # Fields that nothing here honours yet, each with the values that do not ask for it.
 _NEUTRAL: dict[str, Sequence[Any]] = {
     "n": (1,),
@@ -52,7 +54,7 @@ def predict_ask(
         on_disconnect=body.on_disconnect or "cancel",
         require_worker=bool(body.require_worker),
         metadata=body.metadata,
-        traceparent=headers.get("traceparent"),
+        traceparent=_traceparent(headers),
     )
     return ask, body
 
@@ -86,7 +88,7 @@ def request_ask(parsed: Any, headers: Headers, tenant: str, settings: ApiSetting
         require_worker=body.require_worker,
         metadata=body.metadata,
         chat_template_kwargs=body.chat_template_kwargs,
-        traceparent=headers.get("traceparent"),
+        traceparent=_traceparent(headers),
     )
 
 
@@ -100,6 +102,12 @@ def _time_outs(
         queue_s if body.queue_timeout_s is None else body.queue_timeout_s,
         whole_s if body.timeout_s is None else body.timeout_s,
     )
+
+
+def _traceparent(headers: Headers) -> str | None:
+    """As W3C writes it; anything else is as good as none."""
+    value = headers.get("traceparent")
+    return value if value and _TRACEPARENT.fullmatch(value) else None
 
 
 def _messages(body: RequestBody) -> tuple[Message, ...] | None:

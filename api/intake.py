@@ -24,7 +24,8 @@ from api.schemas import check_integers
 from api.settings import ApiSettings
 from api.system_prompt import SystemPrompts
 from shared.errors import InvalidRequest, NoWorkers, UnsupportedParameter
-from shared.queue.producer import Caps, Producer
+from shared.queue.producer import Producer
+from shared.queue.snapshot import Caps
 from shared.request import Delivery, Message, Priority, Req, Trim
 from shared.sampling import SamplingParams
 

@@ -8,7 +8,7 @@ from api import answers
 from api.deps import Caller
 from api.preferences import check_client_id
 from shared.errors import InvalidRequest, UnknownRequest
-from shared.queue.producer import Snapshot
+from shared.queue.snapshot import Snapshot
 from shared.queue.waiters import Answer
 from shared.request import queue_and_shard
 from shared.status import ReqStatus

@@ -20,7 +20,8 @@ from bench.load import Run, closed_loop
 from bench.stack import QUEUE, StackError, service
 from shared.errors import SluiceError
 from shared.queue.connection import Connection
-from shared.queue.producer import Caps, Producer
+from shared.queue.producer import Producer
+from shared.queue.snapshot import Caps
 from shared.queue.waiters import Answer
 from shared.request import Req
 from shared.sampling import SamplingParams

@@ -212,9 +212,20 @@ def install(root: Path, dev: bool) -> None:
         log.unlink(missing_ok=True)
         make_venv(venv, log)
         (venv / STAMP).unlink(missing_ok=True)
+        forget_half_installed(venv)
         install_locks(root, venv, chosen, dev, log)
         write_atomically(venv / STAMP, stamp_text(root, chosen.locks(dev), python_text))
         show(f"set up in {time.monotonic() - began:.0f} s")
+
+
+def forget_half_installed(venv: Path) -> None:
+    """Makes pip install anew what an interrupted run had unpacked only in part.
+
+    pip takes a package for installed once its description is there; it writes INSTALLER after all files.
+    """
+    for info in venv.glob("lib/python*/site-packages/*.dist-info"):
+        if not (info / "INSTALLER").exists():
+            shutil.rmtree(info)
 
 
 def install_locks(root: Path, venv: Path, chosen: PackageSet, dev: bool, log: Path) -> None:

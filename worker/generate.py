@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from enum import Enum, auto
-from typing import Protocol
+from typing import Any, Protocol
 
-from shared.errors import EngineDead, PromptTooLong, SluiceError, UnsupportedParameter
+import msgspec
+
+from shared.errors import EngineDead, InvalidRequest, SluiceError, UnsupportedParameter
 from shared.queue.consumer import Consumer, Finished
 from shared.request import Body, FinishReason, Report, Req, Usage
+from shared.sampling import SamplingParams
 from worker.batcher import Item, MicroBatch
 from worker.engines.base import Engine, EngineOutput, EnginePrompt
 from worker.leases import Leases
@@ -22,6 +25,7 @@ from worker.metrics import WorkerMetrics
 from worker.think import opens_block, split_think
 
 log = logging.getLogger(__name__)
+ABORT_AGAIN_S = 1.0
 
 
 class Prompts(Protocol):
@@ -39,20 +43,44 @@ class Stop(Enum):
 
 
 class _Running:
-    """One request inside the engine. The pieces gather here until the last."""
+    """One request from its prompt to its end. The pieces gather here until the last."""
 
-    __slots__ = ("batch", "cached", "ids", "item", "prompt", "started_at", "stop", "text", "timer")
+    __slots__ = (
+        "batch",
+        "cached",
+        "has_left",
+        "ids",
+        "is_ending",
+        "is_in_engine",
+        "item",
+        "prompt",
+        "started_at",
+        "stop",
+        "text",
+        "timer",
+    )
 
     def __init__(self, item: Item, batch: MicroBatch, prompt: EnginePrompt) -> None:
         self.item = item
         self.batch = batch
         self.prompt = prompt
-        self.text: list[str] = []
-        self.ids: list[int] = []
-        self.cached = 0
         self.started_at = time.monotonic()
         self.stop: Stop | None = None
         self.timer: asyncio.TimerHandle | None = None
+        self.is_in_engine = False
+        self.is_ending = False
+        self.has_left = False
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        self.text: list[str] = []
+        self.ids: list[int] = []
+        self.cached = 0
+
+    def take(self, piece: EngineOutput) -> None:
+        self.text.append(piece.text)
+        self.ids.extend(piece.token_ids)
+        self.cached = piece.cached_tokens or self.cached
 
 
 class Generator:
@@ -73,8 +101,9 @@ class Generator:
         self._leases = leases
         self._metrics = metrics
         self._on_free = on_free
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, _Running] = {}  # by the engine's id for it
         self._storing: set[asyncio.Task[None]] = set()
+        self._aborting: set[asyncio.Task[None]] = set()
         self.is_stopping = False
         self.finished_total = 0
         self.output_tokens_total = 0
@@ -84,67 +113,127 @@ class Generator:
         if self.is_stopping:
             await self._give_back(batch.items)
             return
-        runs = [
-            run for item in batch.items if (run := await self._prepare(item, batch)) is not None
-        ]
+        refused = self._refusal(batch.params)
+        prepared = [await self._prepare(item, batch, refused) for item in batch.items]
+        runs = [run for run in prepared if run is not None]
+        if self.is_stopping:
+            await self._give_back([run.item for run in runs])
+            for run in runs:
+                self._forget(run)
+            return
+        runs = [run for run in runs if not self._was_cut(run)]
         if not runs:
             return
-        self._leases.mark_started([run.item.grant.id for run in runs])
+        self._leases.mark_started([run.item.grant for run in runs])
         self._metrics.batch(len(runs), self._engine.slots)
         log.debug("batch %s: %d of bucket %s", batch.id, len(runs), batch.bucket_key)
-        by_id = {run.item.grant.id: run for run in runs}
+        await self._generate(runs, batch)
+
+    async def _generate(self, runs: Sequence[_Running], batch: MicroBatch) -> None:
+        left = {run.prompt.request_id: run for run in runs}
+        for run in runs:
+            run.is_in_engine = True
         try:
             prompts = [run.prompt for run in runs]
             async for piece in self._engine.generate(prompts, batch.params, stream=False):
-                run = by_id[piece.request_id]
-                run.text.append(piece.text)
-                run.ids.extend(piece.token_ids)
-                run.cached = piece.cached_tokens or run.cached
+                if isinstance(piece.error, EngineDead):
+                    raise piece.error
+                at = left.get(piece.request_id)
+                if at is None or at.has_left:
+                    continue
+                at.take(piece)
                 if piece.is_last:
-                    del by_id[piece.request_id]
-                    self._store(self._conclude(run, piece), run)
+                    del left[piece.request_id]
+                    ending = self._end(self._conclude(at, piece), at)
+                    if left:
+                        self._keep(ending, self._storing)
+                    else:
+                        await (
+                            ending
+                        )  # a batch of one, the common case when little is to do: no task
         except EngineDead as error:
-            grants = [run.item.grant for run in by_id.values()]
-            log.error(
-                "the engine died under batch %s (%d running): %s", batch.id, len(grants), error
-            )
-            await self._consumer.suspect(grants, str(error))
-            for run in by_id.values():
-                self._leave(run)
-            raise
+            log.error("the engine died under batch %s (%d running): %s", batch.id, len(left), error)
+            raise  # everything that runs is handed back by `give_up`
         except Exception as error:
-            log.exception("batch %s failed as a whole; its requests are tried again", batch.id)
-            for run in by_id.values():
-                self._store(self._consumer.retry(run.item.grant, str(error)), run)
+            await self._go_on_apart([run for run in left.values() if not run.has_left], error)
         else:
-            for run in by_id.values():  # an engine that forgot one of its own
-                self._store(self._consumer.retry(run.item.grant, "no answer of the engine"), run)
+            for run in left.values():  # an engine that forgot one of its own
+                if not run.has_left:
+                    await self._end(self._retry(run, "no answer of the engine"), run)
+
+    async def _go_on_apart(self, runs: Sequence[_Running], error: Exception) -> None:
+        """A batch failed as a whole: whoever is to blame shows alone, and its batchmates are answered."""
+        for run in runs:
+            run.is_in_engine = False
+        if len(runs) == 1:
+            log.error("batch %s failed", runs[0].batch.id, exc_info=error)
+            await self._end(self._retry(runs[0], str(error)), runs[0])
+        elif runs:
+            log.warning("batch %s failed; its %d go on apart", runs[0].batch.id, len(runs))
+            for run in runs:
+                run.begin_again()
+            alone = [run for run in runs if not self._was_cut(run)]
+            await asyncio.gather(*(self._generate([run], run.batch) for run in alone))
 
     def stop(self, ids: Sequence[str], why: Stop) -> None:
         """Cut these short; what is not running here is ignored. The first reason stands."""
-        found = [self._running[rid] for rid in ids if rid in self._running]
-        fresh = [run for run in found if run.stop is None]
+        wanted = set(ids)
+        self._cut([run for run in self._running.values() if run.item.grant.id in wanted], why)
+
+    def stop_all(self, why: Stop) -> None:
+        self._cut(list(self._running.values()), why)
+
+    def _cut(self, runs: Sequence[_Running], why: Stop) -> None:
+        fresh = [run for run in runs if run.stop is None and not run.is_ending]
         for run in fresh:
             run.stop = why
-        if fresh:
-            names = [run.item.grant.id for run in fresh]
-            task = asyncio.ensure_future(self._engine.abort(names))
-            self._storing.add(task)
-            task.add_done_callback(self._storing.discard)
+        if any(run.is_in_engine for run in fresh):
+            self._keep(self._abort(fresh), self._aborting)
 
-    @property
-    def running_ids(self) -> list[str]:
-        return list(self._running)
+    async def _abort(self, runs: Sequence[_Running]) -> None:
+        """Again and again, since the first may come before the engine has taken the request in."""
+        while ids := [run.prompt.request_id for run in runs if run.is_in_engine]:
+            try:
+                await self._engine.abort(ids)
+            except Exception:
+                log.exception("an abort failed")
+            await asyncio.sleep(ABORT_AGAIN_S)
+
+    def _was_cut(self, run: _Running) -> bool:
+        """Ended while it was not in the engine, which then need not see it."""
+        if run.stop is None:
+            return False
+        piece = EngineOutput(run.prompt.request_id, finish_reason=FinishReason.abort)
+        self._store(self._conclude(run, piece), run)
+        return True
+
+    async def give_up(self, cause: str | None) -> None:
+        """Hand back whatever is left. With a `cause` the engine died, and who was in it is a suspect."""
+        left = [run for run in self._running.values() if not run.is_ending]
+        suspects = [run.item.grant for run in left if cause and run.is_in_engine]
+        others = [run.item.grant for run in left if not (cause and run.is_in_engine)]
+        await asyncio.gather(
+            self._consumer.suspect(suspects, cause or ""), self._consumer.release(others)
+        )
+        for run in left:
+            self._leave(run)
+        for task in self._aborting:
+            task.cancel()
 
     async def settled(self) -> None:
         """Until every result so far is stored."""
         while self._storing:
             await asyncio.gather(*self._storing, return_exceptions=True)
 
-    async def _prepare(self, item: Item, batch: MicroBatch) -> _Running | None:
+    async def _prepare(
+        self, item: Item, batch: MicroBatch, refused: SluiceError | None
+    ) -> _Running | None:
         """None: it ended before the engine, with its own error."""
         try:
-            self._check_fields(item.req)
+            if refused is not None:
+                raise refused
+            if item.req.lora is not None and "lora" not in self._engine.capabilities.fields:
+                raise UnsupportedParameter(f"lora: {self._engine.name} cannot do it", param="lora")
             prompt = await self._prompts.build(item.req, self._engine.max_model_len)
         except SluiceError as error:
             self._refuse(item, batch, error.code, error.message)
@@ -153,47 +242,58 @@ class Generator:
             log.exception("a prompt could not be built")
             self._refuse(item, batch, "engine_error", f"the prompt could not be built: {error}")
             return None
+        if prompt.request_id in self._running:
+            # It was lost and came back while the engine still ends the first run.
+            name = f"{prompt.request_id}#{item.grant.token}"
+            prompt = msgspec.structs.replace(prompt, request_id=name)
         run = _Running(item, batch, prompt)
-        rid = item.grant.id
-        self._running[rid] = run
-        loop = asyncio.get_running_loop()
-        left_s = max(0.0, item.deadline_at - time.monotonic())
-        run.timer = loop.call_later(left_s, self.stop, [rid], Stop.DEADLINE)
+        self._running[prompt.request_id] = run
+        left_s = item.deadline_at - time.monotonic()
+        if left_s <= 0:
+            run.stop = Stop.DEADLINE
+        else:
+            loop = asyncio.get_running_loop()
+            run.timer = loop.call_later(left_s, self._cut, [run], Stop.DEADLINE)
         return run
 
-    def _check_fields(self, req: Req) -> None:
-        able = self._engine.capabilities.fields
-        for name, default in _OPTIONAL.items():
-            if getattr(req.sampling, name) != default and name not in able:
-                raise UnsupportedParameter(f"{name}: {self._engine.name} cannot do it", param=name)
+    def _refusal(self, params: SamplingParams) -> SluiceError | None:
+        name = lacking(params, self._engine.capabilities.fields)
+        if name is None:
+            return None
+        return UnsupportedParameter(f"{name}: {self._engine.name} cannot do it", param=name)
 
     def _refuse(self, item: Item, batch: MicroBatch, code: str, message: str) -> None:
         run = _Running(item, batch, EnginePrompt(item.grant.id, ()))
         report = self._report(run, FinishReason.error, None)
-        self._store(
-            self._finish(run, report, None, code, message),
-            run,
-        )
+        self._store(self._finish(run, report, None, code, message), run)
 
     async def _conclude(self, run: _Running, piece: EngineOutput) -> None:
         grant = run.item.grant
         report = self._report(run, piece.finish_reason, piece.stop_reason)
-        if run.stop is Stop.LOST:
+        is_cut = piece.finish_reason is FinishReason.abort
+        if run.stop is Stop.LOST and (is_cut or piece.error is not None):
             await self._consumer.settle(grant.id, grant.token, report.usage)
-        elif run.stop is Stop.RELEASE and piece.finish_reason in (None, FinishReason.abort):
+        elif run.stop is Stop.RELEASE and is_cut:
             await self._consumer.release([grant])
         elif piece.error is not None:
-            code = piece.error.code if isinstance(piece.error, PromptTooLong) else "engine_error"
-            await self._finish(run, report, None, code, str(piece.error))
+            await self._fail(run, report, piece.error)
+        elif run.stop is Stop.DEADLINE and is_cut:
+            message = "the deadline passed while it ran"
+            await self._finish(run, report, self._body(run, piece), "deadline_exceeded", message)
+        elif is_cut:
+            await self._retry(run, "the engine aborted it")
         else:
-            body = self._body(run, piece)
-            if run.stop is Stop.DEADLINE and piece.finish_reason is FinishReason.abort:
-                message = "the deadline passed while it ran"
-                await self._finish(run, report, body, "deadline_exceeded", message)
-            elif piece.finish_reason is FinishReason.abort:
-                await self._consumer.retry(grant, "the engine aborted it")
-            else:
-                await self._finish(run, report, body, "", "")
+            await self._finish(run, report, self._body(run, piece), "", "")
+
+    async def _fail(self, run: _Running, report: Report, error: Exception) -> None:
+        if isinstance(error, SluiceError) and error.retryable:
+            await self._retry(run, str(error))
+        else:
+            code = error.code if isinstance(error, InvalidRequest) else "engine_error"
+            await self._finish(run, report, None, code, str(error))
+
+    async def _retry(self, run: _Running, cause: str) -> None:
+        await self._consumer.retry(run.item.grant, cause)
 
     async def _finish(
         self, run: _Running, report: Report, body: Body | None, code: str, message: str
@@ -212,9 +312,9 @@ class Generator:
         # A thinking model's template may end the prompt with the opening tag.
         opens = opens_block(run.prompt.text)
         answer = split_think("".join(run.text), template_opens=opens)
-        text = run.prompt.text + answer.text if run.item.req.sampling.echo else answer.text
+        echo = echoed(run.item.req) if run.batch.params.echo else ""
         return Body(
-            text=text,
+            text=echo + answer.text,
             token_ids=tuple(run.ids),
             reasoning=answer.reasoning,
             logprobs=piece.logprobs,
@@ -238,9 +338,18 @@ class Generator:
         )
 
     def _store(self, storing: Awaitable[None], run: _Running) -> None:
-        task = asyncio.ensure_future(self._stored(storing, run))
-        self._storing.add(task)
-        task.add_done_callback(self._storing.discard)
+        self._keep(self._end(storing, run), self._storing)
+
+    def _keep(self, work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> None:
+        task = asyncio.create_task(work)
+        among.add(task)
+        task.add_done_callback(among.discard)
+
+    def _end(self, storing: Awaitable[None], run: _Running) -> Coroutine[Any, Any, None]:
+        run.is_ending = True
+        run.is_in_engine = False
+        self._leases.mark_ended(run.item.grant)
+        return self._stored(storing, run)
 
     async def _stored(self, storing: Awaitable[None], run: _Running) -> None:
         try:
@@ -252,24 +361,46 @@ class Generator:
             self._leave(run)
 
     def _leave(self, run: _Running) -> None:
+        if not run.has_left:
+            self._forget(run)
+            self._leases.drop(run.item.grant)
+            self._on_free(1)
+
+    def _forget(self, run: _Running) -> None:
+        run.has_left = True
+        run.is_in_engine = False
         if run.timer is not None:
             run.timer.cancel()
-        self._running.pop(run.item.grant.id, None)
-        self._leases.drop(run.item.grant.id)
-        self._on_free(1)
+        if self._running.get(run.prompt.request_id) is run:
+            del self._running[run.prompt.request_id]
 
     async def _give_back(self, items: Sequence[Item]) -> None:
         await self._consumer.release([item.grant for item in items])
         for item in items:
-            self._leases.drop(item.grant.id)
+            self._leases.drop(item.grant)
         self._on_free(len(items))
 
 
-# Fields that an engine may lack, with the value that asks for nothing.
-_OPTIONAL: dict[str, object] = {
-    "logprobs": None,
-    "seed": None,
-    "min_tokens": 0,
-    "stop_token_ids": (),
-    "ignore_eos": False,
+def lacking(params: SamplingParams, able: frozenset[str]) -> str | None:
+    """The first field that asks for something and that the engine does not know."""
+    without_effect = _OF_CHANCE if params.is_greedy else frozenset[str]()
+    for name, nothing in _ASKS_NOTHING.items():
+        if name not in able and name not in without_effect and getattr(params, name) != nothing:
+            return name
+    return None
+
+
+def echoed(req: Req) -> str:
+    """What the client itself said last; templates and system prompts are not for its eyes."""
+    if req.prompt is not None:
+        return req.prompt
+    return req.messages[-1].content if req.messages else ""
+
+
+_OF_CHANCE = frozenset({"top_p", "top_k", "seed"})
+_OURS = ("max_tokens", "echo")
+_ASKS_NOTHING: dict[str, object] = {
+    name: value
+    for name, value in msgspec.structs.asdict(SamplingParams(max_tokens=1, min_tokens=0)).items()
+    if name not in _OURS
 }

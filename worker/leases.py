@@ -81,7 +81,7 @@ class Leases:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="beats", daemon=True)
         self._stalled_at: float | None = None
-        self._told_state: WorkerState | None = None
+        self._is_asked = False
         self._failures = 0
 
     def start(self) -> None:
@@ -108,7 +108,7 @@ class Leases:
         """Told to the broker within moments: from then on a lost lease counts as a crash."""
         for held in self._find(grants):
             held.has_started = held.is_running = True
-        self.beat_now()
+        self._wake.set()
 
     def mark_ended(self, grant: Grant) -> None:
         """The engine has answered; the lease is needed until the answer is stored."""
@@ -130,6 +130,8 @@ class Leases:
             return [self._held[g.id] for g in grants if self._is_held(g.id, g.token)]
 
     def beat_now(self) -> None:
+        """For what must be told now, such as another state."""
+        self._is_asked = True
         self._wake.set()
 
     def _run(self) -> None:
@@ -138,15 +140,15 @@ class Leases:
             if self._wake.wait(max(0.0, due - time.monotonic())):
                 time.sleep(STARTED_SOON_S)
                 self._wake.clear()
-                if not self._has_news() and time.monotonic() < due:
+                if not (self._is_asked or self._has_untold()) and time.monotonic() < due:
                     continue
             due = time.monotonic() + BEAT_S
+            self._is_asked = False
             self._beat()
 
-    def _has_news(self) -> bool:
+    def _has_untold(self) -> bool:
         with self._lock:
-            is_new = any(h.has_started and not h.is_told for h in self._held.values())
-        return is_new or self._info().state is not self._told_state
+            return any(h.has_started and not h.is_told for h in self._held.values())
 
     def _beat(self) -> None:
         with self._lock:
@@ -177,7 +179,6 @@ class Leases:
             log.exception("a beat failed")
             return
         self._failures = 0
-        self._told_state = info.state
         for rid, (_, has_started) in held.items():
             kept[rid].is_told = has_started
         if not (reply.lost or reply.orphaned or reply.draining) or self.is_stalled:

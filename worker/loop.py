@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 BELL_S = 1.0
 FULL_S = 0.1
 SUSPECTS_WAIT_S = 5.0
-LAST_WORDS_S = 5.0
+ABORT_S = 1.0
+LAST_WORDS_S = 2.0
 
 
 class Loop:
@@ -60,6 +61,7 @@ class Loop:
         self._is_solo = False
         self._suspects_since: float | None = None
         self._is_stopping = False
+        self._stopped_at = 0.0
         self._is_hurried = asyncio.Event()
         self._dead: EngineDead | None = None
         self._batches: set[asyncio.Task[None]] = set()
@@ -79,7 +81,10 @@ class Loop:
         """Drain and return; called a second time, without waiting for what runs."""
         if self._is_stopping:
             self._is_hurried.set()
+        else:
+            self._stopped_at = time.monotonic()
         self._is_stopping = True
+        self._generator.is_stopping = True  # what is still on its way to the engine goes back
         self._wake.set()
 
     async def run(self) -> int:
@@ -100,7 +105,7 @@ class Loop:
 
     def info(self) -> WorkerInfo:
         """What the worker tells with each beat. Read by the beat thread: plain reads only."""
-        state = self._state
+        state = WorkerState.STALLED if self._leases.is_stalled else self._state
         if state is WorkerState.READY and self._used >= self._slots:
             state = WorkerState.BUSY
         self._metrics.state(state, self._engine.progress)
@@ -149,11 +154,8 @@ class Loop:
             log.exception("a claim failed")
             await asyncio.sleep(BELL_S)
             return
-        self._remaining = 0 if claimed.paused else claimed.remaining
-        if len(claimed.grants) < free and not claimed.solo:
-            self._remaining = (
-                0  # what is left cannot be taken now; the bell tells when that changes
-            )
+        # Fewer than asked for may be the limit in bytes, so there is more. None at all is none for now.
+        self._remaining = claimed.remaining if claimed.grants else 0
         self._note_suspects(claimed)
         self._dispatch(claimed.grants)
 
@@ -193,7 +195,7 @@ class Loop:
         try:
             await self._consumer.finish(grant, report, None, code="bad_record", message=message)
         finally:
-            self._leases.drop(grant.id)
+            self._leases.drop(grant)
             self._on_free(1)
 
     def _batch_done(self, task: asyncio.Task[None]) -> None:
@@ -267,19 +269,16 @@ class Loop:
         """Stop claiming; finish what runs within the grace; hand back the rest; then leave the queue."""
         self._state = WorkerState.DRAINING
         self._generator.is_stopping = True
+        self._leases.beat_now()
         if self._dead is None:
-            await self._wait_for_batches(self._drain_s)
-            left = self._generator.running_ids
-            if left:
-                log.warning("handing back %d requests that did not end in time", len(left))
-                self._generator.stop(left, Stop.RELEASE)
-                await self._wait_for_batches(LAST_WORDS_S)
-        else:
-            await asyncio.wait(
-                self._batches or {asyncio.create_task(asyncio.sleep(0))}, timeout=LAST_WORDS_S
-            )
+            await self._wait_for_batches(self._stopped_at + self._drain_s)
+            if self._used:
+                log.warning("handing back %d requests that did not end in time", self._used)
+                self._generator.stop_all(Stop.RELEASE)
+                await self._wait_for_batches(time.monotonic() + ABORT_S)
         try:
             async with asyncio.timeout(LAST_WORDS_S):
+                await self._generator.give_up(str(self._dead) if self._dead else None)
                 await self._generator.settled()
                 await self._leases.stop()
                 await self._consumer.leave()
@@ -289,14 +288,15 @@ class Loop:
             task.cancel()
         await asyncio.gather(*self._batches, return_exceptions=True)
 
-    async def _wait_for_batches(self, grace_s: float) -> None:
-        """Until nothing runs, the grace is over, or a second signal came."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + grace_s
-        while self._used > 0 and loop.time() < until and not self._is_hurried.is_set():
+    async def _wait_for_batches(self, until: float) -> None:
+        """Until nothing runs, that time is over, or a second signal came."""
+        while self._used > 0 and not self._is_hurried.is_set():
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return
             self._wake.clear()
             try:
-                async with asyncio.timeout(min(0.5, max(0.0, until - loop.time()))):
+                async with asyncio.timeout(left_s):
                     await self._wake.wait()
             except TimeoutError:
                 continue

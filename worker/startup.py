@@ -9,6 +9,7 @@ import importlib.util
 import logging
 import os
 import shutil
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,10 +25,12 @@ from worker.engines.devices import torch_device
 from worker.engines.simulated import SimulatedTokenizer
 from worker.generate import Prompts
 from worker.prompt import Prompts as ModelPrompts
-from worker.settings import EngineSettings
+from worker.settings import EngineSettings, inherited
 
 log = logging.getLogger(__name__)
 METAX_DEVICES = "mxc*"
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+BLANK_HIDES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -67,37 +70,67 @@ def engines_to_try(settings: EngineSettings, facts: Facts) -> list[str]:
     """In order. A named engine is the only one; so is vLLM where it is forced."""
     if settings.engine is not None:
         return [settings.engine]
-    if settings.force_vllm:
-        if not facts.has_vllm:
-            raise SettingsError("FORCE_VLLM=1, but vLLM is not installed")
-        return ["vllm_async"]
-    return ["vllm_async", "transformers"] if wants_vllm(settings, facts) else ["transformers"]
+    if settings.force_vllm and settings.use_vllm is not False and not facts.has_vllm:
+        raise SettingsError("FORCE_VLLM: vLLM is not installed here")
+    if not wants_vllm(settings, facts):
+        return ["transformers"]
+    return ["vllm_async"] if settings.force_vllm else ["vllm_async", "transformers"]
 
 
-def engine_environment(settings: EngineSettings, given: Mapping[str, str]) -> dict[str, str | None]:
-    """What to change in the environment (None: take away). Nothing is fetched or reported from here on."""
+def engine_environment(
+    settings: EngineSettings,
+    given: Mapping[str, str],
+    *,
+    openmp: Path | None = None,
+    has_metax: bool = False,
+) -> dict[str, str | None]:
+    """What to change in the environment (None: take away) for engines and their child processes.
+
+    `openmp` is the faster OpenMP that vLLM's CPU build wants preloaded: measured three times as fast.
+    """
     changes: dict[str, str | None] = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
         "VLLM_LOGGING_LEVEL": settings.vllm_log_level,
         "VLLM_CPU_OMP_THREADS_BIND": settings.vllm_cpu_omp_threads_bind,
+        # Beats have a thread of their own here, and a fork copies locks that it may hold.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if "VLLM_PLUGINS" not in given and not any(Path("/dev").glob(METAX_DEVICES)):
+    if "VLLM_PLUGINS" not in given and not has_metax:
         changes["VLLM_PLUGINS"] = ""
-    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+    if "VLLM_CPU_KVCACHE_SPACE" in given:
+        # It would stand over the argument; it was read as a setting.
+        changes["VLLM_CPU_KVCACHE_SPACE"] = None
+    preloaded = given.get("LD_PRELOAD", "")
+    has_intel = "libiomp" in preloaded
+    if openmp is not None and not any(lib in preloaded for lib in ("libiomp", "libomp", "libgomp")):
+        changes["LD_PRELOAD"] = ":".join(filter(None, (str(openmp), preloaded)))
+        has_intel = True
+    if has_intel and "KMP_BLOCKTIME" not in given:
+        # Waiting threads sleep after 5 ms, so that workers that share cores do not spin against each other.
+        changes["KMP_BLOCKTIME"] = "5"
+    for name in BLANK_HIDES:
         if name in given and not given[name].strip():
             # Some run times export it blank, which would hide every GPU.
+            log.warning("%s is set but blank; it is taken as unset", name)
             changes[name] = None
     return changes
+
+
+def openmp_library() -> Path | None:
+    library = Path(sys.prefix) / "lib" / "libiomp5.so"
+    return library if sys.platform == "linux" and library.is_file() else None
+
+
+def has_metax_device() -> bool:
+    return any(Path("/dev").glob(METAX_DEVICES))
 
 
 def write_environment(changes: Mapping[str, str | None]) -> None:
     for name, value in changes.items():
         if value is None:
-            log.warning("%s is set but blank; it is taken as unset", name)
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
@@ -114,13 +147,20 @@ def find_facts() -> Facts:
 
 
 async def start(settings: EngineSettings, model_dir: Path | None) -> Started:
-    """The first engine that starts. Raises SetupFailed with one line that says why none did."""
+    """The first engine that starts. Raises SetupFailed with one line that says why none did.
+
+    The model is there, so from here on nothing is fetched.
+    """
+    changes = engine_environment(
+        settings, inherited(), openmp=openmp_library(), has_metax=has_metax_device()
+    )
+    write_environment({**changes, **OFFLINE})
     steps: list[StartStep] = []
     facts = Facts(has_vllm=False, has_compiler=True, has_gpu=False)
     if settings.engine is None:
         facts = find_facts()
         if not facts.has_vllm:
-            log.warning("vLLM is not installed here: the transformers engine serves")
+            log.warning("vLLM is not installed here, so the transformers engine serves")
     for name in engines_to_try(settings, facts):
         began = time.monotonic()
         engine = ENGINES[name](settings, model_dir)

@@ -16,7 +16,7 @@ from api.holding import LetGo, hold
 from api.intake import Accepted
 from api.preferences import Prefer, idempotency_key, read_prefer
 from api.responses import JsonResponse
-from api.routes.requests import accepted_response
+from api.routes.requests import accepted_response, current
 from api.schemas import PredictBody, read_json
 from shared.errors import BrokerUnavailable, Draining, ResultExpired
 from shared.queue.waiters import Answer
@@ -52,11 +52,13 @@ async def predict(request: Request, caller: CallerDep) -> Response:
     accepted = await services.intake.accept(ask, rid=rid, watch=prefer.wait_s != 0)
     exchange.queue_id = accepted.id
     if prefer.wait_s == 0:
-        return _later(caller, accepted, prefer)
+        return await _later(caller, accepted, prefer)
     wait_s = settings.sync_wait_s if prefer.wait_s is None else prefer.wait_s
     held = await hold(request, services.producer, services.drain, accepted.id, wait_s)
     if isinstance(held, LetGo):
         may_go_on = key is not None or ask.on_disconnect == "continue"
+        if held is LetGo.client_gone:
+            exchange.code = "client_gone"
         return await _without_answer(caller, accepted, prefer, held, may_go_on)
     if accepted.n is None:
         services.metrics.delivered(held.outcome, ask.priority.name)
@@ -114,8 +116,12 @@ def _reason(answer: Answer | None) -> str:
     return reason.value if reason else ""
 
 
-def _later(caller: Caller, accepted: Accepted, prefer: Prefer) -> Response:
-    response = accepted_response(caller, accepted)
+async def _later(caller: Caller, accepted: Accepted, prefer: Prefer) -> Response:
+    """202 with where to look; what an earlier call of the same key made is shown as it is by now."""
+    if accepted.joined:
+        response = await current(caller, accepted.id)
+    else:
+        response = accepted_response(caller, accepted)
     response.headers["preference-applied"] = prefer.applied or ""
     return response
 
@@ -129,7 +135,7 @@ async def _without_answer(
         message = "this front door is stopping; the request stays queued under its id"
         raise Draining(message, retry_after_s=5)
     if why is LetGo.timed_out and prefer.is_given:
-        return _later(caller, accepted, prefer)
+        return await _later(caller, accepted, prefer)
     if why is LetGo.client_gone:
         if not may_go_on:
             await producer.cancel(accepted.id, code="client_gone", message="its client left")

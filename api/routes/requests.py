@@ -58,7 +58,7 @@ async def submit_once(request_id: str, request: Request, caller: CallerDep) -> R
     exchange_of(request).queue_id = snapshot.id
     if snapshot.digest != ask.digest:
         raise IdempotencyMismatch("this id was used with another body", param="id")
-    return await _current(caller, snapshot.id)
+    return await current(caller, snapshot.id)
 
 
 @router.get(ONE, summary="State or result; ?wait= holds the poll")
@@ -75,7 +75,7 @@ async def poll(request_id: str, request: Request, caller: CallerDep) -> Response
             if held is LetGo.draining:
                 raise Draining("this front door is stopping; poll again", retry_after_s=1)
     with_token_ids = "output_token_ids" in query.get("include", "").split(",")
-    return await _current(caller, rid, with_token_ids=with_token_ids)
+    return await current(caller, rid, with_token_ids=with_token_ids)
 
 
 @router.post(ONE + "/cancel", summary="End it, whatever its state")
@@ -118,18 +118,18 @@ async def _submitted(request: Request, caller: Caller, ask: Ask, rid: str | None
     accepted = await caller.services.intake.accept(ask, rid=rid)
     exchange_of(request).queue_id = accepted.id
     if accepted.joined:
-        return await _current(caller, accepted.id)
+        return await current(caller, accepted.id)
     return accepted_response(caller, accepted)
 
 
 def accepted_response(caller: Caller, accepted: Accepted) -> Response:
-    """202: where to look, and when."""
+    """202 for a request that is new: where to look, and when."""
     body = answers.accepted_object(accepted, caller.services.producer.known_stats)
     headers = {"location": body["urls"]["self"], **retry_after(body["estimated_start_s"] or 1.0)}
     return JsonResponse(body, 202, headers=headers)
 
 
-async def _current(caller: Caller, rid: str, *, with_token_ids: bool = False) -> Response:
+async def current(caller: Caller, rid: str, *, with_token_ids: bool = False) -> Response:
     """The poll's reply for what the request is now."""
     snapshot = owned(caller, await caller.services.producer.peek(rid), rid)
     found = await fetch(caller, snapshot, with_token_ids=with_token_ids)

@@ -28,6 +28,7 @@ from shared.settings import QueueSettings
 
 log = logging.getLogger(__name__)
 
+# Time-outs are `asyncio.timeout`: `wait_for` of Python 3.11 can swallow a cancellation, and a close would hang.
 CONNECT_S = 1.0
 REPLY_S = 1.2
 BATCH_CALLS = 128
@@ -173,7 +174,8 @@ class Line:
         left_s = max(0.05, min(e.deadline for e in batch) - asyncio.get_running_loop().time())
         if self._connection is None:
             connection = self._pool.make_connection()
-            await asyncio.wait_for(connection.connect(), min(CONNECT_S, left_s))
+            async with asyncio.timeout(min(CONNECT_S, left_s)):
+                await connection.connect()
             self._connection = connection
         connection = self._connection
         commands = [e.call.command if isinstance(e.call, Call) else e.call for e in batch]
@@ -227,7 +229,8 @@ class Line:
         connection, self._connection = self._connection, None
         if connection is not None:
             try:
-                await asyncio.wait_for(connection.disconnect(), CONNECT_S)
+                async with asyncio.timeout(CONNECT_S):
+                    await connection.disconnect()
             except Exception as error:
                 log.debug("closing a broken connection: %s", error)
 
@@ -252,7 +255,8 @@ class BlockingReader:
         try:
             if self._connection is None:
                 connection = self._pool.make_connection()
-                await asyncio.wait_for(connection.connect(), CONNECT_S)
+                async with asyncio.timeout(CONNECT_S):
+                    await connection.connect()
                 self._connection = connection
             await self._connection.send_packed_command(self._connection.pack_command(*command))
             async with asyncio.timeout(block_s + 3):
@@ -274,7 +278,8 @@ class BlockingReader:
         connection, self._connection = self._connection, None
         if connection is not None:
             try:
-                await asyncio.wait_for(connection.disconnect(), CONNECT_S)
+                async with asyncio.timeout(CONNECT_S):
+                    await connection.disconnect()
             except Exception as error:
                 log.debug("closing a blocking connection: %s", error)
 

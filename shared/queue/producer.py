@@ -7,7 +7,7 @@ import base64
 import hashlib
 import logging
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +17,6 @@ from shared import codec
 from shared.errors import (
     BrokerLost,
     BrokerUnavailable,
-    CodecError,
     IdempotencyMismatch,
     QueueFull,
 )
@@ -26,75 +25,18 @@ from shared.queue.connection import Connection
 from shared.queue.ending import CHUNK, end_missing, end_one
 from shared.queue.housekeeper import Housekeeper
 from shared.queue.keys import Keys
+from shared.queue.results import FETCH, Results
 from shared.queue.scripts import Call, Scripts
+from shared.queue.snapshot import Caps, Snapshot, Submitted, parse_snapshot
 from shared.queue.stats import QueueStats
 from shared.queue.waiters import Answer, Waiters
-from shared.request import Outcome, Record, Req
+from shared.request import Record, Req
 from shared.settings import QueueSettings
 from shared.worker_info import WorkerSeen
 
 log = logging.getLogger(__name__)
 TICK_S = 1.0
 RECONCILE_AFTER_S = 5.0
-READ_BLOCK_S = 1.0
-FETCH = 256
-
-
-class Caps(msgspec.Struct, frozen=True):
-    """Bounds of what may be live at once, over all replicas; 0 means none."""
-
-    requests: int = 0
-    tokens: int = 0
-    tenant_requests: int = 0
-    tenant_tokens: int = 0
-
-    @property
-    def packed(self) -> list[int]:
-        return [self.requests, self.tokens, self.tenant_requests, self.tenant_tokens]
-
-
-class Submitted(msgspec.Struct, frozen=True):
-    """`position`: how many are ahead. `joined`: the id was there already, with the same body."""
-
-    id: str
-    position: int
-    submitted_ms: int
-    joined: bool
-
-
-class Group(msgspec.Struct, frozen=True):
-    """A list that has not ended: how many of its children were submitted and have ended."""
-
-    n: int
-    submitted: int
-    terminal: int
-    cancelled: bool
-    digest: str
-    tenant: str
-    created_ms: int
-    delivery_json: str
-    apis: tuple[str, ...] = ()
-
-
-class Snapshot(msgspec.Struct, frozen=True):
-    """What is known of an id in one step: exactly one of a live record, an outcome, a live list."""
-
-    id: str
-    now_ms: int
-    record: Record | None = None
-    outcome: Outcome | None = None
-    group: Group | None = None
-    position: int | None = None
-
-    @property
-    def tenant(self) -> str:
-        known = self.record or self.outcome or self.group
-        return known.tenant if known is not None else ""
-
-    @property
-    def digest(self) -> str:
-        known = self.record or self.outcome or self.group
-        return known.digest if known is not None else ""
 
 
 class Producer:
@@ -112,26 +54,24 @@ class Producer:
         self._line = connection.line
         self._keys = Keys(settings.queue_name)
         self._scripts = Scripts(self._keys)
-        self._reader = connection.reader("reading results")
         self._waiters = Waiters()
-        self._last_id = "0-0"
+        self._results = Results(connection, self._keys, self.api_id, self._waiters)
         self._has_stream = False
         self._doubtful: set[str] = set()
-        self._fetching: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._ttl_ms = int(settings.result_record_ttl_s * 1000)
         self._prompt_version = -1
 
     async def start(self) -> None:
         housekeeper = Housekeeper(self._connection, self._settings)
-        runs = (self._read(), self._keep(), housekeeper.run())
+        runs = (self._results.run(), self._keep(), housekeeper.run())
         self._tasks = [asyncio.create_task(run) for run in runs]
 
     async def close(self) -> None:
-        for task in (*self._tasks, *self._fetching):
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._fetching, return_exceptions=True)
-        await self._reader.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._results.close()
 
     @property
     def is_up(self) -> bool:
@@ -224,7 +164,7 @@ class Producer:
                 if sent[0] not in (b"OK", b"DUP"):
                     break  # cancelled or timed out meanwhile: the list ends by its own rules
         if watch and reply[0] == b"DONE":
-            await self._deliver_from_store(parent.id)
+            await self._results.deliver_from_store(parent.id)
         return submitted
 
     async def _run_submit(self, rid: str, call: Call) -> Any:
@@ -252,10 +192,10 @@ class Producer:
         if waiter is not None:
             waiter.is_submitted = True
         if verdict == b"DONE":
-            await self._deliver_from_store(rid)
+            await self._results.deliver_from_store(rid)
         elif submitted.joined:
             await self._line.run(self._scripts.attach(rid, self.api_id))
-            await self._deliver_from_store(rid)
+            await self._results.deliver_from_store(rid)
 
     def _meta(self, req: Req) -> list[Any]:
         return [
@@ -295,7 +235,7 @@ class Producer:
             await self._line.run(self._scripts.attach(rid, self.api_id))
             snapshot = await self.peek(rid)
             if snapshot is not None and snapshot.outcome is not None:
-                await self._deliver_from_store(rid)
+                await self._results.deliver_from_store(rid)
         except BaseException:
             self._waiters.remove(rid)
             raise
@@ -307,41 +247,19 @@ class Producer:
 
     async def peek(self, rid: str) -> Snapshot | None:
         """None: never seen, or its record's life is over."""
-        return self._snapshot(rid, await self._line.run(self._scripts.peek(rid)))
-
-    def _snapshot(self, rid: str, reply: list[Any]) -> Snapshot | None:
-        now_ms, kind, value, ahead = int(reply[0]), reply[1], reply[2], int(reply[3])
-        if kind == b"live":
-            record = codec.decode_record(value)
-            return Snapshot(rid, now_ms, record=record, position=ahead if ahead >= 0 else None)
-        if kind == b"done":
-            return Snapshot(rid, now_ms, outcome=codec.decode_outcome(value))
-        if kind == b"group":
-            return Snapshot(rid, now_ms, group=_group(value))
-        return None
+        return parse_snapshot(rid, await self._line.run(self._scripts.peek(rid)))
 
     async def answer(self, rid: str) -> Answer | None:
         return (await self.answers([rid]))[0]
 
     async def answers(self, rids: Sequence[str]) -> list[Answer | None]:
         """Results with bodies, in order; None where it is not final (or unknown)."""
-        found: list[Answer | None] = []
-        for start in range(0, len(rids), FETCH):
-            part = rids[start : start + FETCH]
-            outcomes, bodies = await asyncio.gather(
-                self._line.run(("MGET", *map(self._keys.outcome, part))),
-                self._line.run(("MGET", *map(self._keys.body, part))),
-            )
-            found += [
-                _answer(rid, outcome, body)
-                for rid, outcome, body in zip(part, outcomes, bodies, strict=True)
-            ]
-        return found
+        return await self._results.answers(rids)
 
     async def snapshots(self, rids: Sequence[str]) -> list[Snapshot | None]:
         """`peek` for many, in one round trip."""
         replies = await asyncio.gather(*(self._line.run(self._scripts.peek(rid)) for rid in rids))
-        return [self._snapshot(rid, reply) for rid, reply in zip(rids, replies, strict=True)]
+        return [parse_snapshot(rid, reply) for rid, reply in zip(rids, replies, strict=True)]
 
     async def request(self, record: Record) -> Req | None:
         """The request behind a live record."""
@@ -416,7 +334,9 @@ class Producer:
 
     async def _tick(self) -> None:
         lease_ms = int(self._settings.lease_s * 1000)
-        reply = await self._line.run(self._scripts.tick(lease_ms, self.api_id, self._last_id))
+        reply = await self._line.run(
+            self._scripts.tick(lease_ms, self.api_id, self._results.last_id)
+        )
         self._has_stream = True
         if int(reply[2]) != self._prompt_version:
             await self.system_prompt()
@@ -449,7 +369,7 @@ class Producer:
                 if snapshot is None:
                     await self._resubmit(rid, waiter.resubmit)
                 elif snapshot.outcome is not None:
-                    await self._deliver_from_store(rid)
+                    await self._results.deliver_from_store(rid)
 
     async def _resubmit(self, rid: str, call: Call | None) -> None:
         if call is not None:
@@ -464,80 +384,3 @@ class Producer:
         for rid in list(self._doubtful):
             await self.cancel(rid, message="the broker did not answer when it was submitted")
             self._doubtful.discard(rid)
-
-    async def _read(self) -> None:
-        key = self._keys.out(self.api_id)
-        while True:
-            command = (
-                "XREAD",
-                "COUNT",
-                512,
-                "BLOCK",
-                int(READ_BLOCK_S * 1000),
-                "STREAMS",
-                key,
-                self._last_id,
-            )
-            try:
-                reply = await self._reader.run(command, READ_BLOCK_S)
-                for entry_id, flat in _entries(reply):
-                    self._last_id = entry_id
-                    self._on_notice(flat)
-            except Exception:
-                log.exception("reading results failed; it goes on")
-                await asyncio.sleep(TICK_S)
-
-    def _on_notice(self, flat: list[bytes]) -> None:
-        fields = {flat[i]: flat[i + 1] for i in range(0, len(flat), 2)}
-        if b"r" not in fields:
-            return
-        rid = fields[b"i"].decode()
-        if rid not in self._waiters:
-            return
-        try:
-            outcome = codec.decode_outcome(fields[b"r"])
-            body = codec.decode_body(fields[b"b"]) if b"b" in fields else None
-        except CodecError as error:
-            log.error("an unreadable notice for %s: %s", rid, error)
-            return
-        if body is None and outcome.state == "F" and not outcome.n_children:
-            task = asyncio.create_task(self._deliver_from_store(rid))
-            self._fetching.add(task)
-            task.add_done_callback(self._fetching.discard)
-            return
-        self._waiters.deliver(Answer(rid, outcome, body))
-
-    async def _deliver_from_store(self, rid: str) -> None:
-        try:
-            answer = await self.answer(rid)
-        except BrokerUnavailable:
-            return  # the reconcile comes back to it
-        if answer is not None:
-            self._waiters.deliver(answer)
-
-
-def _answer(rid: str, outcome: bytes | None, body: bytes | None) -> Answer | None:
-    if outcome is None:
-        return None
-    return Answer(rid, codec.decode_outcome(outcome), codec.decode_body(body) if body else None)
-
-
-def _group(flat: list[bytes]) -> Group:
-    fields = {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
-    return Group(
-        n=int(fields["n"]),
-        submitted=int(fields["submitted"]),
-        terminal=int(fields["terminal"]),
-        cancelled=fields["cancelled"] == "1",
-        digest=fields["digest"],
-        tenant=fields["tenant"],
-        created_ms=int(fields["t0"]),
-        delivery_json=fields["delivery"],
-        apis=tuple(api for api in fields["apis"].split(",") if api),
-    )
-
-
-def _entries(reply: Any) -> Iterable[tuple[str, list[bytes]]]:
-    for _, entries in reply or ():
-        for entry_id, flat in entries:
-            yield entry_id.decode(), flat

@@ -301,6 +301,30 @@ async def test_the_same_idempotency_key_joins_the_run(front: Front, worker: Answ
     assert other.json()["error"]["code"] == "idempotency_mismatch"
 
 
+async def test_a_joined_run_is_shown_as_it_is_by_now(front: Front, worker: Answerer) -> None:
+    headers = {"Idempotency-Key": "k", "Prefer": "respond-async"}
+    body = {"prompt": "!slow"}
+    first = await front.client.post("/predict", json=body, headers=headers)
+    rid = first.json()["id"]
+    await eventually(lambda: len(worker.seen) == 1)
+    second = await front.client.post("/predict", json=body, headers=headers)
+    assert (second.status_code, second.json()["id"]) == (202, rid)
+    assert second.json()["status"] == "running"
+    worker.go.set()
+    await front.client.get(f"/requests/{rid}?wait=10")
+    third = await front.client.post("/predict", json=body, headers=headers)
+    assert (third.status_code, third.json()["text"]) == (200, "A(!slow)")
+    assert third.headers["preference-applied"] == "respond-async"
+
+
+async def test_a_trace_reaches_the_request_if_it_is_one(front: Front, worker: Answerer) -> None:
+    trace = f"00-{'a' * 32}-{'b' * 16}-01"
+    for value in (trace, "nonsense"):
+        headers = {"traceparent": value}
+        await front.client.post("/predict", json={"prompt": "x"}, headers=headers)
+    assert [req.traceparent for req in worker.seen] == [trace, None]
+
+
 async def test_a_list_under_an_idempotency_key_joins_too(front: Front, worker: Answerer) -> None:
     headers = {"Idempotency-Key": "list-1"}
     for _ in range(2):

@@ -87,6 +87,16 @@ def test_an_environment_without_its_python_is_not_current(tmp_path: Path) -> Non
     assert not install.is_current(tmp_path, ["other\n"])
 
 
+def test_a_package_that_was_unpacked_in_part_is_forgotten(tmp_path: Path) -> None:
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    for name in ("whole-1.dist-info", "half-1.dist-info"):
+        (packages / name).mkdir(parents=True)
+        (packages / name / "METADATA").touch()
+    (packages / "whole-1.dist-info" / "INSTALLER").touch()
+    install.forget_half_installed(tmp_path)
+    assert [path.name for path in packages.iterdir()] == ["whole-1.dist-info"]
+
+
 def test_a_failed_command_shows_its_last_lines(tmp_path: Path) -> None:
     with pytest.raises(InstallError, match="exit 3") as caught:
         install.run_quietly(["sh", "-c", "echo no such package; exit 3"], tmp_path / "log")

@@ -11,6 +11,7 @@ import pytest
 from shared.sampling import SamplingParams
 from tests.architecture.source_tree import modules
 from tests.docs import pages
+from worker.engines.devices import LARGE_GPU_BYTES, Device
 from worker.settings import EngineName
 
 PAGE = pages.text("docs/engines.md")
@@ -39,7 +40,9 @@ def columns() -> list[str]:
 
 
 def test_every_engine_has_a_row_and_a_column() -> None:
-    assert sorted(re.findall(r"^\| `([a-z]\w+)` \| [^|]+ \| [^|]+ \|$", PAGE, re.MULTILINE)) == NAMES
+    assert (
+        sorted(re.findall(r"^\| `([a-z]\w+)` \| [^|]+ \| [^|]+ \|$", PAGE, re.MULTILINE)) == NAMES
+    )
     assert sorted(columns()) == NAMES
 
 
@@ -55,3 +58,21 @@ def test_the_page_says_what_can_be_stopped_and_mixed(name: str) -> None:
     column, able = columns().index(name), engine(name).capabilities
     assert cells("a run can be stopped midway")[column] == ("yes" if able.can_abort else "no")
     assert (cells("rows of one call may differ")[column] == "yes") == (not able.rows_share)
+
+
+def test_the_page_says_what_vllm_is_started_with() -> None:
+    sizes = {
+        "cpu": Device("cpu").default_batch,
+        "cuda": Device("cuda", LARGE_GPU_BYTES - 1).default_batch,
+        "large": Device("cuda", LARGE_GPU_BYTES).default_batch,
+    }
+    for column, row in enumerate(
+        (
+            "requests at once (`VLLM_MAX_NUM_SEQS`)",
+            "tokens of one step (`VLLM_MAX_NUM_BATCHED_TOKENS`)",
+        )
+    ):
+        gpu, cpu = cells(row)
+        assert gpu.startswith(f"{sizes['cuda'][column]:,}")
+        assert f"{sizes['large'][column]:,} from" in gpu
+        assert cpu == f"{sizes['cpu'][column]:,}"

@@ -16,7 +16,8 @@ from shared import codec
 from shared.errors import BrokerUnavailable, IdempotencyMismatch, QueueFull
 from shared.queue.connection import Connection
 from shared.queue.consumer import Consumer, Finished, Grant
-from shared.queue.producer import Caps, Producer
+from shared.queue.producer import Producer
+from shared.queue.snapshot import Caps
 from shared.request import Body, FinishReason, Report, Req, Usage
 from shared.sampling import SamplingParams
 from shared.settings import QueueSettings

@@ -14,7 +14,8 @@ import pytest
 from shared.errors import BrokerUnavailable
 from shared.queue.connection import Connection
 from shared.queue.consumer import Consumer
-from shared.queue.producer import Caps, Producer
+from shared.queue.producer import Producer
+from shared.queue.snapshot import Caps
 from shared.queue.waiters import Answer
 from shared.request import Req
 from shared.sampling import SamplingParams

@@ -1,14 +1,13 @@
 """transformers in padded micro-batches: the engine where vLLM cannot run. One call at a time, in a thread.
 
-A call has one set of parameters, which a bucket's shared ones give it; stop strings are cut by the
-project's own matcher, so that both engines stop alike.
+A call of `model.generate` has one set of parameters, which a bucket shares. Each row ends by itself:
+its answer goes out at once, though the call runs on for the others.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,11 @@ from typing import Any
 from shared.errors import EngineError
 from shared.request import FinishReason
 from shared.sampling import SamplingParams
-from shared.stops import StopMatcher
 from worker.engines.base import Capabilities, EngineOutput, EnginePrompt
 from worker.engines.devices import torch_device
+from worker.engines.penalties import Penalties
+from worker.engines.row_text import RowText, stop_table
+from worker.engines.stop_tokens import Stops, special_tokens, split_stops
 from worker.settings import EngineSettings
 
 DTYPES = {
@@ -31,13 +32,38 @@ DTYPES = {
 SLOTS = 16
 FALLBACK_MODEL_LEN = 4096
 
+Emit = Callable[[EngineOutput], None]
+
+
+class _Row:
+    """One request of a call. `is_aborted` is set from the loop and read in the engine's thread."""
+
+    __slots__ = ("is_aborted", "is_over", "limit", "n_given", "prompt", "text")
+
+    def __init__(self, prompt: EnginePrompt, text: RowText, limit: int) -> None:
+        self.prompt = prompt
+        self.text = text
+        self.limit = limit
+        self.n_given = 0
+        self.is_aborted = False
+        self.is_over = False
+
+    def piece(
+        self, reason: FinishReason | None = None, stop_reason: str | int | None = None
+    ) -> EngineOutput:
+        """What is new; with a reason, the last piece."""
+        start, self.n_given = self.n_given, len(self.text.ids)
+        self.is_over = reason is not None
+        ids = tuple(self.text.ids[start:])
+        return EngineOutput(self.prompt.request_id, self.text.take(), ids, reason, stop_reason)
+
 
 class TransformersEngine:
     name = "transformers"
     capabilities = Capabilities(
-        fields=frozenset(SamplingParams.__struct_fields__) - {"logprobs", "seed"},
+        fields=frozenset(SamplingParams.__struct_fields__) - {"logprobs"},
         can_abort=True,
-        can_stream=False,
+        can_stream=True,
         rows_share=frozenset(SamplingParams.__struct_fields__) - {"echo"},
     )
 
@@ -46,40 +72,46 @@ class TransformersEngine:
         self._model_dir = model_dir
         self._model: Any = None
         self._tokenizer: Any = None
+        self._special: dict[str, int] = {}
+        self._eos: frozenset[int] = frozenset()
         self._dtype = ""
         self._max_model_len = 0
         self._progress = 0
-        self._aborted: set[str] = set()
-        self._lock = threading.Lock()
+        self._rows: dict[str, _Row] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="transformers")
 
     async def start(self) -> None:
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
         except Exception as error:
-            raise EngineError(
-                f"transformers did not start: {type(error).__name__}: {error}"
-            ) from error
+            text = f"transformers did not start: {type(error).__name__}: {error}"
+            raise EngineError(text) from error
 
     def _load(self) -> None:
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
         device = torch_device()
         asked = self._settings.transformers_dtype or self._settings.dtype
         self._dtype = DTYPES.get(asked, asked) if asked else device.default_dtype
-        options: dict[str, Any] = {} if device.is_cpu else {"device_map": "auto"}
         common = {"trust_remote_code": self._settings.trust_remote_code, "local_files_only": True}
         self._tokenizer = AutoTokenizer.from_pretrained(str(self._model_dir), **common)
-        self._tokenizer.padding_side = "left"
-        dtype = "auto" if self._dtype == "auto" else getattr(torch, self._dtype)
+        self._special = special_tokens(self._tokenizer)
         model = AutoModelForCausalLM.from_pretrained(
-            str(self._model_dir), dtype=dtype, low_cpu_mem_usage=True, **options, **common
+            str(self._model_dir),
+            dtype="auto" if self._dtype == "auto" else getattr(torch, self._dtype),
+            low_cpu_mem_usage=True,
+            **({} if device.is_cpu else {"device_map": "auto"}),
+            **common,
         )
-        self._model = model.eval()
+        eos = model.generation_config.eos_token_id
+        ends = {eos} if isinstance(eos, int) else set(eos or ())
+        if isinstance(self._tokenizer.eos_token_id, int):
+            ends.add(self._tokenizer.eos_token_id)
+        self._eos = frozenset(ends)
         # The model's own sampling defaults would stand behind every field that a request leaves alone.
-        eos = self._model.generation_config.eos_token_id
-        self._model.generation_config = type(model.generation_config)(eos_token_id=eos)
+        model.generation_config = GenerationConfig()
+        self._model = model.eval()
         known = getattr(model.config, "max_position_embeddings", None) or FALLBACK_MODEL_LEN
         self._max_model_len = min(known, self._settings.max_model_len or known)
 
@@ -89,7 +121,7 @@ class TransformersEngine:
 
     @property
     def slots(self) -> int:
-        return self._settings.vllm_max_num_seqs or SLOTS
+        return min(self._settings.vllm_max_num_seqs or SLOTS, self._settings.batch_concurrency)
 
     @property
     def progress(self) -> int:
@@ -99,55 +131,97 @@ class TransformersEngine:
         self, prompts: Sequence[EnginePrompt], params: SamplingParams, *, stream: bool
     ) -> AsyncIterator[EngineOutput]:
         loop = asyncio.get_running_loop()
-        outputs = await loop.run_in_executor(self._thread, self._run, list(prompts), params)
-        for output in outputs:
-            yield output
+        pieces: asyncio.Queue[EngineOutput] = asyncio.Queue()
+        stops = split_stops(params.stop, params.stop_token_ids, self._special)
+        rows = [self._row(prompt, params, stops) for prompt in prompts]
+        self._rows.update({row.prompt.request_id: row for row in rows})
 
-    def _run(self, prompts: list[EnginePrompt], params: SamplingParams) -> list[EngineOutput]:
+        def emit(piece: EngineOutput) -> None:
+            loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        run = loop.run_in_executor(self._thread, self._run, rows, params, stops, stream, emit)
+        left = len(rows)
+        try:
+            while left:
+                piece = await pieces.get()
+                left -= piece.is_last
+                yield piece
+        finally:
+            for row in rows:
+                row.is_aborted = True
+                self._rows.pop(row.prompt.request_id, None)
+            # The thread sees it at its next step; until then it needs this loop.
+            await asyncio.shield(run)
+
+    def _row(self, prompt: EnginePrompt, params: SamplingParams, stops: Stops) -> _Row:
+        def decode(ids: Sequence[int]) -> str:
+            return str(
+                self._tokenizer.decode(
+                    ids,
+                    skip_special_tokens=params.skip_special_tokens,
+                    clean_up_tokenization_spaces=False,
+                )
+            )
+
+        room = self._max_model_len - len(prompt.token_ids)
+        limit = max(1, min(params.max_tokens, room))
+        return _Row(prompt, RowText(decode, stop_table(stops.strings), params.min_tokens), limit)
+
+    def _run(
+        self,
+        rows: Sequence[_Row],
+        params: SamplingParams,
+        stops: Stops,
+        stream: bool,
+        emit: Emit,
+    ) -> None:
+        """In the engine's thread. Every row has its last piece when this returns."""
+        is_seeded = params.seed is not None and not params.is_greedy
+        # A seed says what one request gets; in a batch it would depend on the rows before it.
+        calls = [[row] for row in rows] if is_seeded else [list(rows)]
+        for call in calls:
+            for row in call:
+                if row.is_aborted:
+                    emit(row.piece(FinishReason.abort))
+            live = [row for row in call if not row.is_over]
+            if not live:
+                continue
+            try:
+                self._call(live, params, stops, stream, emit)
+            except Exception as error:
+                text = f"transformers failed: {type(error).__name__}: {error}"
+                for row in live:
+                    if not row.is_over:
+                        emit(EngineOutput(row.prompt.request_id, error=EngineError(text)))
+
+    def _call(
+        self, rows: list[_Row], params: SamplingParams, stops: Stops, stream: bool, emit: Emit
+    ) -> None:
         import torch
 
-        tokenizer = self._tokenizer
-        pad = (
-            tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        )
-        width = max(len(prompt.token_ids) for prompt in prompts)
-        ids = torch.full((len(prompts), width), pad, dtype=torch.long)
-        mask = torch.zeros((len(prompts), width), dtype=torch.long)
-        for row, prompt in enumerate(prompts):
-            ids[row, width - len(prompt.token_ids) :] = torch.tensor(prompt.token_ids)
-            mask[row, width - len(prompt.token_ids) :] = 1
-        room = self._max_model_len - width
-        limit = max(1, min(params.max_tokens, room))
-        device = self._model.device
-        watch = _Watch(self, prompts, params, width)
-        with torch.inference_mode():
-            whole = self._model.generate(
-                input_ids=ids.to(device),
-                attention_mask=mask.to(device),
-                pad_token_id=pad,
-                stopping_criteria=[watch],
-                logits_processor=[_output_penalties(params, width)]
-                if _has_output_penalty(params)
-                else [],
-                **self._options(params, limit),
-            )
-        rows = whole[:, width:].tolist()
-        with self._lock:
-            gone = {prompt.request_id for prompt in prompts} & self._aborted
-            self._aborted -= gone
-        return [
-            self._output(prompt, row, params, limit, prompt.request_id in gone)
-            for prompt, row in zip(prompts, rows, strict=True)
-        ]
-
-    def _options(self, params: SamplingParams, limit: int) -> dict[str, Any]:
-        stops = self._stop_ids(params)
+        if params.seed is not None:
+            torch.manual_seed(params.seed)
+        eos = frozenset() if params.ignore_eos else self._eos
+        ends = eos | set(stops.ids)
+        # Padding is on the left, so that all rows go on at the same place.
+        width = max(len(row.prompt.token_ids) for row in rows)
+        pad = self._tokenizer.pad_token_id
+        pad = pad if pad is not None else max(self._eos, default=0)
+        ids = torch.full((len(rows), width), pad, dtype=torch.long)
+        mask = torch.zeros((len(rows), width), dtype=torch.long)
+        for at, row in enumerate(rows):
+            start = width - len(row.prompt.token_ids)
+            ids[at, start:] = torch.tensor(row.prompt.token_ids)
+            mask[at, start:] = 1
+        ids, mask = ids.to(self._model.device), mask.to(self._model.device)
+        limit = max(row.limit for row in rows)
         options: dict[str, Any] = {
             "max_new_tokens": limit,
             "min_new_tokens": min(params.min_tokens, limit),
             "do_sample": not params.is_greedy,
-            "repetition_penalty": params.repetition_penalty,
-            "eos_token_id": sorted(stops) or None,
+            "eos_token_id": sorted(ends) or None,
+            "pad_token_id": pad,
+            "use_cache": True,
         }
         if not params.is_greedy:
             # top_k 0 is off; left out, transformers would take 50.
@@ -156,115 +230,81 @@ class TransformersEngine:
                 "top_p": params.top_p,
                 "top_k": max(0, params.top_k),
             }
-        return options
-
-    def _stop_ids(self, params: SamplingParams) -> set[int]:
-        ids = set(params.stop_token_ids)
-        if not params.ignore_eos:
-            eos = self._model.generation_config.eos_token_id
-            ids |= {eos} if isinstance(eos, int) else set(eos or ())
-            if isinstance(self._tokenizer.eos_token_id, int):
-                ids.add(self._tokenizer.eos_token_id)
-        special = set(self._tokenizer.all_special_tokens)
-        for text in params.stop:
-            if text in special:
-                ids.add(self._tokenizer.convert_tokens_to_ids(text))
-        return ids
-
-    def _output(
-        self,
-        prompt: EnginePrompt,
-        row: list[int],
-        params: SamplingParams,
-        limit: int,
-        is_aborted: bool,
-    ) -> EngineOutput:
-        ends = self._stop_ids(params)
-        at = next(
-            (i for i, token in enumerate(row) if token in ends and i + 1 > params.min_tokens), None
-        )
-        kept = row[:at] if at is not None else row[:limit]
-        text = self._tokenizer.decode(kept, skip_special_tokens=params.skip_special_tokens)
-        matcher = StopMatcher(params.stop)
-        fed = matcher.feed(text, n_tokens=len(kept))
-        used = tuple(row[: at + 1]) if at is not None else tuple(kept)
-        if fed.stop is not None:
-            return EngineOutput(prompt.request_id, fed.text, used, FinishReason.stop, fed.stop)
-        text = fed.text + matcher.flush()
-        if at is not None:
-            stop = row[at] if row[at] in params.stop_token_ids else None
-            return EngineOutput(prompt.request_id, text, used, FinishReason.stop, stop)
-        reason = FinishReason.abort if is_aborted else FinishReason.length
-        return EngineOutput(prompt.request_id, text, used, reason)
-
-    async def abort(self, request_ids: Sequence[str]) -> None:
-        with self._lock:
-            self._aborted |= set(request_ids)
-
-    def is_aborted(self, request_id: str) -> bool:
-        with self._lock:
-            return request_id in self._aborted
-
-    def tail(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+        penalties = [Penalties(params, ids, mask)] if params.has_penalties else []
+        watch = _Watch(self, rows, eos, ends, params.min_tokens, stops, stream, emit)
+        with torch.inference_mode():
+            self._model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                stopping_criteria=[watch],
+                logits_processor=penalties,
+                **options,
+            )
 
     def step(self) -> None:
         self._progress += 1
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            if request_id in self._rows:
+                self._rows[request_id].is_aborted = True
 
     def effective_args(self) -> dict[str, Any]:
         return {"dtype": self._dtype, "max_model_len": self._max_model_len, "slots": self.slots}
 
     async def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for row in self._rows.values():
+            row.is_aborted = True
+        await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
         self._model = None
 
 
 class _Watch:
-    """Called after each step: counts progress, and ends rows that were aborted or hit a stop string."""
+    """transformers asks it after each step which rows are over; so it sees each token as it comes."""
 
     def __init__(
         self,
         engine: TransformersEngine,
-        prompts: Sequence[EnginePrompt],
-        params: SamplingParams,
-        width: int,
+        rows: Sequence[_Row],
+        eos: frozenset[int],
+        ends: frozenset[int],
+        min_tokens: int,
+        stops: Stops,
+        stream: bool,
+        emit: Emit,
     ) -> None:
         self._engine = engine
-        self._prompts = prompts
-        self._width = width
-        self._params = params
-        # Enough tokens to hold the longest stop string at one character each.
-        self._window = max((len(text) for text in params.stop), default=0) + 4
+        self._rows = rows
+        self._eos = eos
+        self._ends = ends
+        self._min_tokens = min_tokens
+        self._stops = stops
+        self._stream = stream
+        self._emit = emit
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         import torch
 
         self._engine.step()
-        done = []
-        for row, prompt in enumerate(self._prompts):
-            new = input_ids[row, self._width :]
-            is_over = self._engine.is_aborted(prompt.request_id)
-            if self._params.stop and not is_over and len(new) > self._params.min_tokens:
-                text = self._engine.tail(new[-self._window :].tolist())
-                is_over = any(stop in text for stop in self._params.stop)
-            done.append(is_over)
-        return torch.tensor(done, dtype=torch.bool, device=input_ids.device)
+        for row, token_id in zip(self._rows, input_ids[:, -1].tolist(), strict=True):
+            if not row.is_over:
+                self._take(row, token_id)
+        over = [row.is_over for row in self._rows]
+        return torch.tensor(over, dtype=torch.bool, device=input_ids.device)
 
-
-def _has_output_penalty(params: SamplingParams) -> bool:
-    return bool(params.frequency_penalty or params.presence_penalty)
-
-
-def _output_penalties(params: SamplingParams, width: int) -> Any:
-    """Frequency and presence penalties over the output alone, as vLLM counts them."""
-
-    def process(input_ids: Any, scores: Any) -> Any:
-        import torch
-
-        new = input_ids[:, width:]
-        counts = torch.zeros_like(scores)
-        counts.scatter_add_(1, new, torch.ones_like(new, dtype=scores.dtype))
-        penalty = params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
-        return scores - penalty
-
-    return process
+    def _take(self, row: _Row, token_id: int) -> None:
+        text = row.text
+        if token_id in self._ends and len(text.ids) >= self._min_tokens:
+            text.end(token_id)
+            reason = None if token_id in self._eos else self._stops.reason(token_id)
+            self._emit(row.piece(FinishReason.stop, reason))
+        elif (stop := text.add(token_id)) is not None:
+            self._emit(row.piece(FinishReason.stop, stop))
+        elif row.is_aborted:
+            text.end()
+            self._emit(row.piece(FinishReason.abort))
+        elif len(text.ids) >= row.limit:
+            text.end()
+            self._emit(row.piece(FinishReason.length))
+        elif self._stream:
+            self._emit(row.piece())

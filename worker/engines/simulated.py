@@ -15,8 +15,9 @@ import msgspec
 
 from shared.request import FinishReason
 from shared.sampling import SamplingParams
+from shared.stops import StopMatcher
 from worker.engines.base import Capabilities, EngineOutput, EnginePrompt
-from worker.engines.row_text import find_stop
+from worker.engines.row_text import stop_table
 from worker.settings import EngineSettings
 
 CHARS = 3  # of one token
@@ -89,8 +90,7 @@ class _Row:
             answer *= n_tokens * CHARS // len(answer) + 1
         if n_tokens != natural:
             answer = answer[: n_tokens * CHARS]
-        found = find_stop(answer, params.stop, params.min_tokens * CHARS + 1)
-        stop, end = found or (None, len(answer))
+        stop, end = _first_stop(answer, params)
         self.request_id = request_id
         self.stop_reason = stop
         self.finish_reason = FinishReason.length if is_cut and not stop else FinishReason.stop
@@ -220,6 +220,18 @@ class SimulatedEngine:
                 await bell.wait()
         except TimeoutError:
             return
+
+
+def _first_stop(answer: str, params: SamplingParams) -> tuple[str | None, int]:
+    """The stop string that ends the answer, and where the text ends then."""
+    matcher = StopMatcher(stop_table(params.stop), min_tokens=params.min_tokens)
+    end = 0
+    for at in range(0, len(answer) if params.stop else 0, CHARS):
+        text, stop = matcher.feed(answer[at : at + CHARS])
+        end += len(text)
+        if stop is not None:
+            return stop, end
+    return None, len(answer)
 
 
 def answer_to(text: str) -> str:

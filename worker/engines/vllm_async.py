@@ -82,9 +82,11 @@ class VllmAsyncEngine:
         try:
             self._engine = await asyncio.to_thread(self._load)
             await self._engine.get_supported_tasks()  # kept by vLLM: no request waits for it later
-        except EngineError:
-            await self.close()
-            raise
+        except ModuleNotFoundError as error:
+            raise EngineError(
+                f"vLLM cannot be loaded here ({error}); where it has no build, as on macOS, "
+                "ENGINE=transformers serves"
+            ) from error
         except Exception as error:
             await self.close()
             raise EngineError(f"vLLM did not start: {_words(error)}") from error

@@ -1,0 +1,95 @@
+"""What the front door is told by the queue's scripts, as records. No I/O."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from shared import codec
+from shared.request import Outcome, Record
+
+
+class Caps(msgspec.Struct, frozen=True):
+    """Bounds of what may be live at once, over all replicas; 0 means none."""
+
+    requests: int = 0
+    tokens: int = 0
+    tenant_requests: int = 0
+    tenant_tokens: int = 0
+
+    @property
+    def packed(self) -> list[int]:
+        return [self.requests, self.tokens, self.tenant_requests, self.tenant_tokens]
+
+
+class Submitted(msgspec.Struct, frozen=True):
+    """`position`: how many are ahead. `joined`: the id was there already, with the same body."""
+
+    id: str
+    position: int
+    submitted_ms: int
+    joined: bool
+
+
+class Group(msgspec.Struct, frozen=True):
+    """A list that has not ended: how many of its children were submitted and have ended."""
+
+    n: int
+    submitted: int
+    terminal: int
+    cancelled: bool
+    digest: str
+    tenant: str
+    created_ms: int
+    delivery_json: str
+    apis: tuple[str, ...] = ()
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """What is known of an id in one step: exactly one of a live record, an outcome, a live list."""
+
+    id: str
+    now_ms: int
+    record: Record | None = None
+    outcome: Outcome | None = None
+    group: Group | None = None
+    position: int | None = None
+
+    @property
+    def tenant(self) -> str:
+        known = self.record or self.outcome or self.group
+        return known.tenant if known is not None else ""
+
+    @property
+    def digest(self) -> str:
+        known = self.record or self.outcome or self.group
+        return known.digest if known is not None else ""
+
+
+def parse_snapshot(rid: str, reply: list[Any]) -> Snapshot | None:
+    """The reply of `peek`; None for an id of which nothing is known."""
+    now_ms, kind, value, ahead = int(reply[0]), reply[1], reply[2], int(reply[3])
+    if kind == b"live":
+        record = codec.decode_record(value)
+        return Snapshot(rid, now_ms, record=record, position=ahead if ahead >= 0 else None)
+    if kind == b"done":
+        return Snapshot(rid, now_ms, outcome=codec.decode_outcome(value))
+    if kind == b"group":
+        return Snapshot(rid, now_ms, group=_group(value))
+    return None
+
+
+def _group(flat: list[bytes]) -> Group:
+    fields = {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+    return Group(
+        n=int(fields["n"]),
+        submitted=int(fields["submitted"]),
+        terminal=int(fields["terminal"]),
+        cancelled=fields["cancelled"] == "1",
+        digest=fields["digest"],
+        tenant=fields["tenant"],
+        created_ms=int(fields["t0"]),
+        delivery_json=fields["delivery"],
+        apis=tuple(api for api in fields["apis"].split(",") if api),
+    )
