@@ -158,7 +158,7 @@ def compare(ours: Run[Reply], peer: Run[Reply], load: Load) -> Iterator[figures.
 def run(load: Load, folder: Path) -> bool:
     model = model_folder()
     figures.note("starting the service with one worker")
-    with service(folder / "sluice", {"MODEL_DIR": str(model)}) as ours:
+    with service(folder / "sluice", {"MODEL_DIR": str(model), "ENGINE": "vllm_async"}) as ours:
         args = ours.worker_args()
         figures.note(f"{load.requests} requests, {load.in_flight} in flight, to the service")
         mine = asyncio.run(measure(ours.url, load, ask_sluice))

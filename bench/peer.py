@@ -25,12 +25,16 @@ SAME = (
     "load_format",
     "kv_cache_dtype",
 )
-# As `up` sets them for a worker.
-QUIET = {
+SWITCHES = ("enforce_eager", "enable_prefix_caching", "trust_remote_code")
+# As a worker sets them before it loads vLLM.
+SAME_ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
 
@@ -41,8 +45,9 @@ def flags(args: Mapping[str, object]) -> list[str]:
         value = args.get(name)
         if value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
-    if args.get("enforce_eager"):
-        words.append("--enforce-eager")
+    for name in SWITCHES:
+        if name in args:
+            words.append(f"--{'' if args[name] else 'no-'}{name.replace('_', '-')}")
     return words
 
 
@@ -65,6 +70,8 @@ def vllm_server(folder: Path, model: Path, args: Mapping[str, object]) -> Iterat
         *flags(args),
     )
     url = f"http://127.0.0.1:{port}"
-    with Guarded("vllm-server", command, folder, environment({**QUIET, **openmp()})) as program:
+    with Guarded(
+        "vllm-server", command, folder, environment({**SAME_ENVIRONMENT, **openmp()})
+    ) as program:
         program.until(lambda: answers(f"{url}/health"))
         yield url

@@ -113,15 +113,14 @@ class Generator:
         if self.is_stopping:
             await self._give_back(batch.items)
             return
+        runs = [self._admit(item, batch) for item in batch.items]
         refused = self._refusal(batch.params)
-        prepared = [await self._prepare(item, batch, refused) for item in batch.items]
-        runs = [run for run in prepared if run is not None]
+        for run in runs:
+            if run.stop is None:
+                await self._prepare(run, refused)
         if self.is_stopping:
-            await self._give_back([run.item for run in runs])
-            for run in runs:
-                self._forget(run)
-            return
-        runs = [run for run in runs if not self._was_cut(run)]
+            self._cut(runs, Stop.RELEASE)
+        runs = [run for run in runs if not self._has_ended(run)]
         if not runs:
             return
         self._leases.mark_started([run.item.grant for run in runs])
@@ -148,9 +147,8 @@ class Generator:
                     if left:
                         self._keep(ending, self._storing)
                     else:
-                        await (
-                            ending
-                        )  # a batch of one, the common case when little is to do: no task
+                        # A batch of one is the common case when there is little to do: no task.
+                        await ending
         except EngineDead as error:
             log.error("the engine died under batch %s (%d running): %s", batch.id, len(left), error)
             raise  # everything that runs is handed back by `give_up`
@@ -172,7 +170,7 @@ class Generator:
             log.warning("batch %s failed; its %d go on apart", runs[0].batch.id, len(runs))
             for run in runs:
                 run.begin_again()
-            alone = [run for run in runs if not self._was_cut(run)]
+            alone = [run for run in runs if not self._has_ended(run)]
             await asyncio.gather(*(self._generate([run], run.batch) for run in alone))
 
     def stop(self, ids: Sequence[str], why: Stop) -> None:
@@ -199,13 +197,12 @@ class Generator:
                 log.exception("an abort failed")
             await asyncio.sleep(ABORT_AGAIN_S)
 
-    def _was_cut(self, run: _Running) -> bool:
-        """Ended while it was not in the engine, which then need not see it."""
-        if run.stop is None:
-            return False
-        piece = EngineOutput(run.prompt.request_id, finish_reason=FinishReason.abort)
-        self._store(self._conclude(run, piece), run)
-        return True
+    def _has_ended(self, run: _Running) -> bool:
+        """Refused, or cut short while it was not in the engine, which then need not see it."""
+        if run.stop is not None and not (run.is_ending or run.has_left):
+            piece = EngineOutput(run.prompt.request_id, finish_reason=FinishReason.abort)
+            self._store(self._conclude(run, piece), run)
+        return run.is_ending or run.has_left
 
     async def give_up(self, cause: str | None) -> None:
         """Hand back whatever is left. With a `cause` the engine died, and who was in it is a suspect."""
@@ -225,36 +222,35 @@ class Generator:
         while self._storing:
             await asyncio.gather(*self._storing, return_exceptions=True)
 
-    async def _prepare(
-        self, item: Item, batch: MicroBatch, refused: SluiceError | None
-    ) -> _Running | None:
-        """None: it ended before the engine, with its own error."""
+    def _admit(self, item: Item, batch: MicroBatch) -> _Running:
+        """From here on it can be cut short; `_prepare` gives it its prompt."""
+        name = item.grant.id
+        if name in self._running:
+            # It was lost and came back while the engine still ends the first run.
+            name = f"{name}#{item.grant.token}"
+        run = _Running(item, batch, EnginePrompt(name, ()))
+        self._running[name] = run
+        left_s = max(0.0, item.deadline_at - time.monotonic())
+        run.timer = asyncio.get_running_loop().call_later(left_s, self._cut, [run], Stop.DEADLINE)
+        return run
+
+    async def _prepare(self, run: _Running, refused: SluiceError | None) -> None:
+        """The prompt, or its end with an error of its own."""
+        req = run.item.req
         try:
             if refused is not None:
                 raise refused
-            if item.req.lora is not None and "lora" not in self._engine.capabilities.fields:
+            if req.lora is not None and "lora" not in self._engine.capabilities.fields:
                 raise UnsupportedParameter(f"lora: {self._engine.name} cannot do it", param="lora")
-            prompt = await self._prompts.build(item.req, self._engine.max_model_len)
+            prompt = await self._prompts.build(req, self._engine.max_model_len)
+            if prompt.request_id != run.prompt.request_id:
+                prompt = msgspec.structs.replace(prompt, request_id=run.prompt.request_id)
+            run.prompt = prompt
         except SluiceError as error:
-            self._refuse(item, batch, error.code, error.message)
-            return None
+            self._refuse(run, error.code, error.message)
         except Exception as error:
             log.exception("a prompt could not be built")
-            self._refuse(item, batch, "engine_error", f"the prompt could not be built: {error}")
-            return None
-        if prompt.request_id in self._running:
-            # It was lost and came back while the engine still ends the first run.
-            name = f"{prompt.request_id}#{item.grant.token}"
-            prompt = msgspec.structs.replace(prompt, request_id=name)
-        run = _Running(item, batch, prompt)
-        self._running[prompt.request_id] = run
-        left_s = item.deadline_at - time.monotonic()
-        if left_s <= 0:
-            run.stop = Stop.DEADLINE
-        else:
-            loop = asyncio.get_running_loop()
-            run.timer = loop.call_later(left_s, self._cut, [run], Stop.DEADLINE)
-        return run
+            self._refuse(run, "engine_error", f"the prompt could not be built: {error}")
 
     def _refusal(self, params: SamplingParams) -> SluiceError | None:
         name = lacking(params, self._engine.capabilities.fields)
@@ -262,10 +258,10 @@ class Generator:
             return None
         return UnsupportedParameter(f"{name}: {self._engine.name} cannot do it", param=name)
 
-    def _refuse(self, item: Item, batch: MicroBatch, code: str, message: str) -> None:
-        run = _Running(item, batch, EnginePrompt(item.grant.id, ()))
-        report = self._report(run, FinishReason.error, None)
-        self._store(self._finish(run, report, None, code, message), run)
+    def _refuse(self, run: _Running, code: str, message: str) -> None:
+        if not run.has_left:
+            report = self._report(run, FinishReason.error, None)
+            self._store(self._finish(run, report, None, code, message), run)
 
     async def _conclude(self, run: _Running, piece: EngineOutput) -> None:
         grant = run.item.grant

@@ -135,7 +135,7 @@ class Producer:
     async def _submit_list(
         self, parent: Req, children: Sequence[Req], caps: Caps, watch: bool
     ) -> Submitted:
-        delivery = msgspec.json.encode(parent.delivery).decode()
+        delivery = _delivery(parent)
         tokens = sum(child.cost_tokens for child in children)
         reply = await self._run_submit(
             parent.id,
@@ -156,7 +156,9 @@ class Producer:
         if reply[0] == b"OK":
             for start in range(0, len(children), CHUNK):
                 chunk = children[start : start + CHUNK]
-                packed = [(codec.encode(child), child.cost_tokens) for child in chunk]
+                packed = [
+                    (codec.encode(child), child.cost_tokens, _delivery(child)) for child in chunk
+                ]
                 meta = self._meta(chunk[0])
                 sent = await self._run_submit(
                     parent.id, self._scripts.submit_many(parent.id, start, meta, packed)
@@ -205,7 +207,7 @@ class Producer:
             int(req.timeout_s * 1000),
             int(req.queue_timeout_s * 1000),
             self.api_id,
-            msgspec.json.encode(req.delivery).decode(),
+            _delivery(req),
             req.digest,
             list(req.depends_on),
             req.webhook or "",
@@ -384,3 +386,7 @@ class Producer:
         for rid in list(self._doubtful):
             await self.cancel(rid, message="the broker did not answer when it was submitted")
             self._doubtful.discard(rid)
+
+
+def _delivery(req: Req) -> str:
+    return msgspec.json.encode(req.delivery).decode()

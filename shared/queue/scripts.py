@@ -139,9 +139,13 @@ class Scripts:
         return self._call("reserve", keys, parent, n, tokens, tenant, digest, *tail)
 
     def submit_many(
-        self, parent: str, start: int, meta: Sequence[Any], children: Sequence[tuple[bytes, int]]
+        self,
+        parent: str,
+        start: int,
+        meta: Sequence[Any],
+        children: Sequence[tuple[bytes, int, str]],
     ) -> Call:
-        """`children` are payload and tokens. Reply: [OK, submitted] [DUP, submitted] [GONE] [GAP, submitted]."""
+        """`children` are payload, tokens, delivery. Reply: [OK, n] [DUP, n] [GONE] [GAP, n], n of them submitted."""
         flat = [part for child in children for part in child]
         packed = codec.pack(list(meta))
         return self._call("submit_many", [self.keys.group(parent)], parent, start, packed, *flat)

@@ -33,7 +33,7 @@ def family_command(folder: Path) -> tuple[str, ...]:
     return (sys.executable, "-c", FAMILY, str(folder))
 
 
-def until(true: Callable[[], bool], limit_s: float = 20.0) -> float:
+def until(true: Callable[[], bool], limit_s: float = 60.0) -> float:
     """Waits for a condition and returns how long it took; fails the test when it does not come."""
     began = time.monotonic()
     while not true():

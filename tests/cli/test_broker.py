@@ -132,7 +132,7 @@ def test_sigkill_of_the_owner_leaves_no_server_and_the_data_is_there_again(tmp_p
         assert running.part is not None
         assert ask(broker, "SET", "kept", "yes") == b"+OK\r\n"
         owner.kill()
-        until(lambda: all_gone([running.guard, running.part or 0]), limit_s=5.0)
+        until(lambda: all_gone([running.guard, running.part or 0]))
     with serving(broker):
         assert ask(broker, "GET", "kept") == b"$3\r\nyes\r\n"
 

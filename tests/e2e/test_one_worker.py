@@ -28,7 +28,7 @@ def test_the_worker_tells_its_engine_and_its_memory(door: Door) -> None:
     assert worker["engine"] == "vllm_async"
     assert worker["state"] in ("ready", "busy")
     assert worker["effective_args"]["kv_cache_memory_bytes"] == 2**30
-    assert worker["effective_args"]["dtype"] == "bfloat16"
+    assert worker["effective_args"]["dtype"] in ("bfloat16", "float32")  # by what the CPU computes
     assert worker["slots"] == 8
     assert [step["error"] for step in worker["start_report"]] == [None]
 
@@ -95,7 +95,8 @@ def test_a_stop_string_ends_the_answer_and_is_named(door: Door) -> None:
 def test_a_submitted_list_is_one_request_with_its_answers_in_order(door: Door) -> None:
     countries = {"France": "Paris", "Italy": "Rome", "Japan": "Tokyo"}
     prompts = [f"What is the capital of {country}?" for country in countries]
-    rid = door.submit(prompt=prompts, max_tokens=24, temperature=0)
+    system_prompt = door.get("/system_prompt").json()["system_prompt"]
+    rid = door.submit(prompt=prompts, system_prompt=system_prompt, max_tokens=24, temperature=0)
     shown = door.final(rid, LIMIT_S)
     assert shown["status"] == "finished"
     assert shown["n_items"] == shown["n_ended"] == len(prompts)

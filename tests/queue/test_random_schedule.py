@@ -83,7 +83,7 @@ class Schedule:
         sent = self.random.randint(0, n)
         if sent:
             for _ in range(self.twice()):
-                self.shard.run(scripts.submit_many(parent, 0, meta, [(b"p", 1)] * sent))
+                self.shard.run(scripts.submit_many(parent, 0, meta, [(b"p", 1, "{}")] * sent))
         self.rids += [f"{parent}.{i}" for i in range(sent)] + [parent]
 
     def claim(self) -> None:

@@ -66,7 +66,7 @@ def reserve(
 def put(shard: Shard, parent: str, start: int, count: int) -> list[bytes]:
     meta = [1, "anonymous", 0, 600_000, 600_000, "api", "{}", "", [], "", "", 0]
     reply: list[bytes] = shard.run(
-        shard.scripts.submit_many(parent, start, meta, [(b"p", 10)] * count)
+        shard.scripts.submit_many(parent, start, meta, [(b"p", 10, "{}")] * count)
     )
     return reply
 

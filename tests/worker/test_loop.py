@@ -5,101 +5,16 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
 from shared.errors import BrokerUnavailable
-from shared.queue.connection import Connection
-from shared.queue.consumer import Consumer
-from shared.queue.producer import Producer
-from shared.queue.snapshot import Caps
-from shared.queue.waiters import Answer
-from shared.request import Req
 from shared.sampling import SamplingParams
-from shared.settings import QueueSettings
-from shared.worker_info import WorkerInfo, WorkerState
+from shared.worker_info import WorkerState
 from tests.broker import Server
-from tests.worker.scripted_engine import PlainPrompts, ScriptedEngine
-from worker.loop import Loop
+from tests.worker.scripted_engine import ScriptedEngine
+from tests.worker.serving import Service, until
 from worker.metrics import WorkerMetrics
-
-FREE = Caps()
-
-
-class Service:
-    """A front door in this process, and workers that come and go."""
-
-    def __init__(self, url: str, queue: str, **settings: Any) -> None:
-        self.settings = QueueSettings.load(redis_url=url, queue_name=queue, **settings)
-        self.connection = Connection.open(self.settings)
-        self.producer = Producer(self.connection, self.settings)
-
-    async def submit(self, prompt: str, **fields: Any) -> str:
-        params = fields.pop("sampling", SamplingParams(max_tokens=8, min_tokens=0))
-        req = Req(
-            id=self.producer.new_id(),
-            sampling=params,
-            bucket_key=params.bucket_key,
-            digest="d",
-            prompt=prompt,
-            **fields,
-        )
-        await self.producer.submit(req, FREE, watch=True)
-        return req.id
-
-    async def ask(self, prompt: str, **fields: Any) -> Answer:
-        rid = await self.submit(prompt, **fields)
-        return await self.producer.wait(rid, 15)
-
-    @asynccontextmanager
-    async def worker(
-        self, engine: ScriptedEngine, **options: Any
-    ) -> AsyncIterator[tuple[Loop, asyncio.Task[int]]]:
-        connection = Connection.open(self.settings)
-        consumer = Consumer(connection, self.settings, worker_id="w")
-        loop = Loop(
-            engine,
-            PlainPrompts(),
-            consumer,
-            info=WorkerInfo(id="w", state=WorkerState.READY, slots=engine.slots),
-            metrics=WorkerMetrics("w", engine.name),
-            **{
-                "claim_max": 64,
-                "drain_s": 5.0,
-                "stall_limit_s": 60.0,
-                "on_stalled": lambda seconds: None,
-                **options,
-            },
-        )
-        task = asyncio.create_task(loop.run())
-        try:
-            yield loop, task
-        finally:
-            loop.stop()
-            loop.stop()
-            await asyncio.gather(task, return_exceptions=True)
-            await connection.close()
-
-    async def close(self) -> None:
-        await self.producer.close()
-        await self.connection.close()
-
-
-@pytest.fixture
-async def service(broker_url: str, queue_name: str) -> AsyncIterator[Service]:
-    service = Service(broker_url, queue_name, lease_s=2)
-    await service.producer.start()
-    yield service
-    await service.close()
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 15) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_requests_are_answered_by_id_in_buckets(service: Service) -> None:
@@ -220,8 +135,12 @@ async def test_a_poison_prompt_ends_dead_and_its_batchmates_are_answered(service
 async def test_a_wedged_engine_loses_its_work_to_another(service: Service) -> None:
     rid = await service.submit("wedge it")
     stalls: list[float] = []
-    async with service.worker(ScriptedEngine(), stall_limit_s=0.5, on_stalled=stalls.append):
+    metrics = WorkerMetrics("w", "scripted")
+    async with service.worker(
+        ScriptedEngine(), stall_limit_s=0.5, on_stalled=stalls.append, metrics=metrics
+    ):
         await until(lambda: len(stalls) > 0)
+        await until(lambda: metrics.current is WorkerState.STALLED)
         await until(lambda: service.producer.known_workers[0].info.state is WorkerState.STALLED)
 
         async def moved() -> bool:
@@ -289,3 +208,116 @@ async def test_workers_tell_their_state(service: Service) -> None:
         )
         engine.let_go()
     await until(lambda: service.producer.known_workers == ())
+
+
+async def test_no_more_is_claimed_than_there_are_slots(service: Service) -> None:
+    engine = ScriptedEngine(slots=2)
+    for i in range(5):
+        await service.submit(f"hold {i}")
+    async with service.worker(engine):
+        await until(lambda: len(engine.running_texts) == 2)
+        stats = await service.producer.stats()
+        assert (stats.running, stats.queued) == (2, 3)
+        engine.let_go()
+        await until(lambda: sum(map(len, engine.calls)) == 5)
+
+
+async def test_what_a_claims_byte_limit_left_is_claimed_at_once(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.loop.BELL_S", 60.0)  # no time-out comes to help
+    ids = [await service.submit("x" * (3 << 20)) for _ in range(3)]
+    async with service.worker(ScriptedEngine()):
+        answers = [await service.producer.wait(rid, 15) for rid in ids]
+    assert [answer.outcome.code for answer in answers] == ["prompt_too_long"] * 3
+
+
+async def test_a_bell_that_rings_during_a_claim_is_heard(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.loop.BELL_S", 60.0)
+
+    async def client(number: int) -> int:
+        for turn in range(60):
+            assert (await service.ask(f"{number} {turn}")).body is not None
+        return number
+
+    async with service.worker(ScriptedEngine()):
+        assert await asyncio.gather(*map(client, range(4))) == [0, 1, 2, 3]
+
+
+async def test_a_wedged_engine_cannot_hold_up_a_stop_and_its_work_waits_for_no_lease(
+    service: Service,
+) -> None:
+    engine = ScriptedEngine()
+    rid = await service.submit("wedge it")
+    async with service.worker(engine, drain_s=0.5) as (loop, task):
+        await until(lambda: "wedge it" in engine.running_texts)
+        loop.stop()
+        assert await asyncio.wait_for(task, 4) == 0
+    record = await service.record(rid)
+    assert (record.state, record.crashes, record.worker) == ("Q", 0, "")
+
+
+async def test_an_engine_death_hands_back_the_requests_of_every_bucket(service: Service) -> None:
+    hot = SamplingParams(max_tokens=8, min_tokens=0, temperature=1.5)
+    engine = ScriptedEngine()
+    other = await service.submit("hold x", sampling=hot)
+    async with service.worker(engine) as (_, task):
+        await until(lambda: "hold x" in engine.running_texts)
+        rid = await service.submit("die now")
+        assert await asyncio.wait_for(task, 5) == 1
+    for name in (other, rid):
+        record = await service.record(name)
+        assert (record.state, record.crashes) == ("Q", 1)
+
+
+async def test_a_busy_worker_empties_itself_for_suspects(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.loop.SUSPECTS_WAIT_S", 0.2)
+    engine = ScriptedEngine()
+    suspect = await service.submit("suspect")
+    async with service.consumer() as dying:
+        claimed = await dying.claim(1, is_idle=True)
+        async with service.worker(engine):
+            await service.submit("hold work")
+            await until(lambda: "hold work" in engine.running_texts)
+            await dying.suspect(claimed.grants, "its engine died")
+            number = 0
+            while True:
+                later = await service.submit(f"later {number}")
+                try:
+                    await service.producer.wait(later, 0.5)
+                except TimeoutError:
+                    break  # the worker takes nothing more
+                number += 1
+            assert ["suspect"] not in engine.calls
+            engine.let_go()
+            assert (await service.producer.wait(suspect, 10)).outcome.crashes == 1
+            await service.producer.wait(later, 10)
+    assert engine.calls.index(["suspect"]) < engine.calls.index([f"later {number}"])
+
+
+async def test_results_that_wait_for_the_broker_are_no_stall(queue_name: str) -> None:
+    server = Server(aof=True).start()
+    service = Service(server.url, queue_name)
+    await service.producer.start()
+    engine = ScriptedEngine()
+    stalls: list[float] = []
+    try:
+        async with service.worker(engine, stall_limit_s=0.5, on_stalled=stalls.append):
+            rid = await service.submit("hold through")
+            await until(lambda: "hold through" in engine.running_texts)
+            server.stop(signal.SIGKILL)
+            engine.let_go()
+            await until(lambda: not engine.running_texts)
+            began = time.monotonic()
+            await until(lambda: time.monotonic() - began > 3)
+            server.start()
+            assert (await service.producer.wait(rid, 20)).outcome.status == "finished"
+        assert stalls == []
+    finally:
+        await service.close()
+        server.stop()
+        server.clean()

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from shared.errors import EngineError
+from shared.errors import EngineError, InvalidRequest
 from shared.request import FinishReason
 from shared.sampling import SamplingParams
 from worker.engines.base import Capabilities, EngineOutput, EnginePrompt
@@ -133,6 +133,11 @@ class TransformersEngine:
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[EngineOutput] = asyncio.Queue()
         stops = split_stops(params.stop, params.stop_token_ids, self._special)
+        error = self._objection(stops)
+        if error is not None:
+            for prompt in prompts:
+                yield EngineOutput(prompt.request_id, error=error)
+            return
         rows = [self._row(prompt, params, stops) for prompt in prompts]
         self._rows.update({row.prompt.request_id: row for row in rows})
 
@@ -152,6 +157,15 @@ class TransformersEngine:
                 self._rows.pop(row.prompt.request_id, None)
             # The thread sees it at its next step; until then it needs this loop.
             await asyncio.shield(run)
+
+    def _objection(self, stops: Stops) -> InvalidRequest | None:
+        """An id that the model does not have would be an index out of range later."""
+        n_ids = int(self._model.config.get_text_config().vocab_size)
+        beyond = [token_id for token_id in stops.ids if token_id >= n_ids]
+        if not beyond:
+            return None
+        text = f"stop_token_ids: the model has {n_ids} tokens, got {beyond[0]}"
+        return InvalidRequest(text, param="stop_token_ids")
 
     def _row(self, prompt: EnginePrompt, params: SamplingParams, stops: Stops) -> _Row:
         def decode(ids: Sequence[int]) -> str:

@@ -23,7 +23,7 @@ from worker.settings import EngineSettings
 
 log = logging.getLogger(__name__)
 KEPT_PARAMS = 256
-CLOSE_S = 5.0
+CLOSE_S = 1.0  # nothing in the engine is worth waiting for; left alone it takes up to 8 s
 AUTO_LENGTH = -1  # vLLM: the model's own length, or what the memory for keys and values allows
 
 
@@ -80,7 +80,7 @@ class VllmAsyncEngine:
     async def start(self) -> None:
         """Takes a minute on a CPU, in a thread: the loop stays free for signals."""
         try:
-            self._engine = await asyncio.to_thread(self._load)
+            await asyncio.to_thread(self._load)
             await self._engine.get_supported_tasks()  # kept by vLLM: no request waits for it later
         except ModuleNotFoundError as error:
             raise EngineError(
@@ -92,7 +92,7 @@ class VllmAsyncEngine:
             raise EngineError(f"vLLM did not start: {_words(error)}") from error
         self._special = special_tokens(self._engine.renderer.tokenizer)
 
-    def _load(self) -> Any:
+    def _load(self) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -105,7 +105,8 @@ class VllmAsyncEngine:
             engine_arguments(self._settings, self._model_dir, device), AsyncEngineArgs
         )
         self._children.look()
-        return AsyncLLM.from_engine_args(
+        # Kept here and not returned: the thread would hold it, and it is to go when it is closed.
+        self._engine = AsyncLLM.from_engine_args(
             AsyncEngineArgs(**self._arguments), stat_loggers=[self._step_counter()]
         )
 
@@ -234,6 +235,7 @@ class VllmAsyncEngine:
                 await asyncio.to_thread(engine.shutdown, CLOSE_S)
             except Exception:
                 log.exception("vLLM did not shut down in order")
+            del engine
         await asyncio.to_thread(self._children.end)
 
 

@@ -1,6 +1,6 @@
 -- submit_many: the next chunk (at most 64) of a reserved list's children.
 -- KEYS: in live ready:0 ready:1 ready:2 ready:R ready:S later when tags ten bell flags stat resv | grp:<parent>
--- ARGV: now parent start meta (payload tokens)...; meta as submit's, its tokens unused
+-- ARGV: now parent start meta (payload tokens delivery)...; meta as submit's, those two of it unused
 -- Replies: {OK, submitted} {DUP, submitted} {GONE} (the reservation ran out or the list was cancelled) {GAP, submitted}
 -- Moves: nothing to Q for each child, whose id is parent.index. A second run sees `submitted` past its start (DUP).
 -- FLAGS: deny-oom
@@ -9,7 +9,7 @@ local now = queue_now()
 local parent, start, m = ARGV[2], tonumber(ARGV[3]), cmsgpack.unpack(ARGV[4])
 local grp = KEYS[NK + 1]
 local g = redis.call('HMGET', grp, 'n', 'submitted', 'cancelled')
-local count = (#ARGV - 4) / 2
+local count = (#ARGV - 4) / 3
 if not g[1] then return {'GONE'} end
 local done = tonumber(g[2])
 if done >= start + count then return {'DUP', done} end
@@ -17,9 +17,9 @@ if g[3] == '1' or not redis.call('ZSCORE', K_resv, parent) then return {'GONE'} 
 if done ~= start then return {'GAP', done} end
 local left = tonumber(redis.call('HGET', grp, 'tokens'))
 for i = 0, count - 1 do
-  m[3] = tonumber(ARGV[6 + 2 * i])
+  m[3], m[7] = tonumber(ARGV[6 + 3 * i]), ARGV[7 + 3 * i]
   left = left - m[3]
-  new_record(now, m, parent, ARGV[5 + 2 * i], parent .. '.' .. (start + i))
+  new_record(now, m, parent, ARGV[5 + 3 * i], parent .. '.' .. (start + i))
 end
 redis.call('HSET', grp, 'submitted', start + count, 'tokens', left)
 redis.call('HINCRBY', K_stat, 'submitted', count)

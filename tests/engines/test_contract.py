@@ -1,0 +1,232 @@
+"""What every engine keeps, whatever runs inside it: one test body for all."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from shared.errors import InvalidRequest
+from shared.request import FinishReason
+from shared.sampling import SamplingParams
+from tests.engines.bench_rig import Rig
+
+# The libraries warn of themselves while they load and run; that is not what is tested here.
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(300),
+]
+
+QUESTIONS = ("What is the capital of France?", "Name a colour.", "Count from one to ten, please.")
+LONG_S = 60.0
+
+
+def greedy(**fields: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 24, "min_tokens": 0, "temperature": 0.0, **fields})
+
+
+async def test_each_request_of_a_batch_is_answered_once_in_one_piece(rig: Rig) -> None:
+    answers = await rig.answers(QUESTIONS, greedy())
+    for answer in answers:
+        assert len(answer.pieces) == 1
+        assert answer.text.strip()
+        assert answer.ids
+        assert answer.finish_reason in (FinishReason.stop, FinishReason.length)
+        assert answer.error is None
+
+
+async def test_answers_belong_to_their_questions(rig: Rig) -> None:
+    [about_france, colour, _] = await rig.answers(QUESTIONS, greedy())
+    assert ("Paris" if rig.engine.name != "simulated" else "France") in about_france.text
+    assert "colo" in colour.text.lower()
+
+
+async def test_a_stream_gives_the_same_text_in_many_pieces(rig: Rig) -> None:
+    whole = await rig.answers(QUESTIONS, greedy())
+    streamed = await rig.answers(QUESTIONS, greedy(), stream=True)
+    assert [a.text for a in streamed] == [a.text for a in whole]
+    assert [a.ids for a in streamed] == [a.ids for a in whole]
+    assert all(len(a.pieces) > 1 for a in streamed)
+    assert all(not p.is_last for a in streamed for p in a.pieces[:-1])
+
+
+async def test_an_answer_ends_at_its_limit(rig: Rig) -> None:
+    answer = await rig.answer(QUESTIONS[2], greedy(max_tokens=3))
+    assert (answer.finish_reason, len(answer.ids)) == (FinishReason.length, 3)
+
+
+async def test_without_end_of_sequence_an_answer_runs_to_its_limit(rig: Rig) -> None:
+    answers = await rig.answers(QUESTIONS, greedy(max_tokens=40, ignore_eos=True))
+    assert [len(a.ids) for a in answers] == [40, 40, 40]
+    assert {a.finish_reason for a in answers} == {FinishReason.length}
+
+
+async def test_an_answer_has_at_least_its_least_tokens(rig: Rig) -> None:
+    short = await rig.answer(QUESTIONS[0], greedy())
+    longer = await rig.answer(QUESTIONS[0], greedy(min_tokens=len(short.ids) + 4))
+    assert len(longer.ids) >= len(short.ids) + 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_string_ends_the_answer_before_itself(rig: Rig, stream: bool) -> None:
+    whole = (await rig.answer(QUESTIONS[0], greedy())).text
+    stop = whole[7:12]  # inside one token and over the border of the next
+    answer = await rig.answer(QUESTIONS[0], greedy(stop=("never said", stop)), stream=stream)
+    assert answer.text == whole[: whole.index(stop)]
+    assert (answer.finish_reason, answer.stop_reason) == (FinishReason.stop, stop)
+
+
+async def test_end_markers_as_stop_strings_change_nothing(rig: Rig) -> None:
+    plain = await rig.answer(QUESTIONS[0], greedy())
+    marked = await rig.answer(QUESTIONS[0], greedy(stop=("<|im_end|>", "<|endoftext|>")))
+    assert marked.text == plain.text
+    assert marked.stop_reason is None, "the model's own end, not a stop string"
+
+
+async def test_where_prompt_and_answer_do_not_fit_together_the_answer_ends_early(rig: Rig) -> None:
+    params = greedy(max_tokens=200, ignore_eos=True)
+    prompt = await rig.prompt("word " * 100, params)
+    room = rig.engine.max_model_len - len(prompt.token_ids)
+    [answer] = await rig.run([prompt], params)
+    assert 0 < room < 200
+    assert (answer.finish_reason, len(answer.ids)) == (FinishReason.length, room)
+
+
+async def test_an_aborted_request_ends_with_what_it_has_and_the_others_go_on(rig: Rig) -> None:
+    params = greedy(max_tokens=120, ignore_eos=True)
+    prompts = [await rig.prompt(text, params) for text in QUESTIONS]
+    ended: dict[str, Any] = {}
+    counts = dict.fromkeys((p.request_id for p in prompts), 0)
+    async for piece in rig.pieces(prompts, params, stream=True):
+        counts[piece.request_id] += len(piece.token_ids)
+        if piece.request_id == prompts[1].request_id and not piece.is_last:
+            await rig.engine.abort([prompts[1].request_id, "test.0-unknown"])
+        if piece.is_last:
+            ended[piece.request_id] = piece.finish_reason
+    assert list(ended.values()).count(FinishReason.abort) == 1
+    assert ended[prompts[1].request_id] is FinishReason.abort
+    assert counts[prompts[1].request_id] < 120
+    assert counts[prompts[0].request_id] == counts[prompts[2].request_id] == 120
+
+
+async def test_an_abort_reaches_a_request_that_does_not_stream(rig: Rig) -> None:
+    params = greedy(max_tokens=200, ignore_eos=True)
+    prompt = await rig.prompt(QUESTIONS[0], params)
+    running = asyncio.create_task(rig.run([prompt], params))
+    before = rig.engine.progress
+    async with asyncio.timeout(LONG_S):
+        # An id that is not running yet is ignored, so this goes on until it is.
+        while not running.done():
+            if rig.engine.progress > before or rig.engine.name == "simulated":
+                await rig.engine.abort([prompt.request_id])
+            await asyncio.sleep(0.002)
+    [answer] = await running
+    assert answer.finish_reason is FinishReason.abort
+    assert len(answer.ids) < 200
+
+
+async def test_an_abandoned_run_leaves_the_engine_to_others(rig: Rig) -> None:
+    params = greedy(max_tokens=200, ignore_eos=True)
+    pieces = rig.pieces([await rig.prompt(QUESTIONS[0], params)], params, stream=True)
+    await anext(pieces)
+    await pieces.aclose()  # type: ignore[attr-defined]
+    async with asyncio.timeout(LONG_S):
+        assert (await rig.answer(QUESTIONS[0], greedy())).text
+
+
+async def test_batches_of_different_parameters_run_beside_each_other(rig: Rig) -> None:
+    kinds = [greedy(), greedy(max_tokens=5), greedy(temperature=0.7, top_p=0.9, top_k=20)]
+    async with asyncio.timeout(2 * LONG_S):
+        done = await asyncio.gather(*(rig.answers(QUESTIONS, params) for params in kinds))
+    assert [len(answers) for answers in done] == [3, 3, 3]
+    assert all(len(answer.ids) <= 5 for answer in done[1])
+
+
+ONE_OF_EACH: dict[str, Any] = {
+    "max_tokens": 4,
+    "min_tokens": 2,
+    "stop": ("zzz",),
+    "stop_token_ids": (5, 6),
+    "temperature": 0.8,
+    "top_p": 0.9,
+    "top_k": 5,
+    "repetition_penalty": 1.1,
+    "frequency_penalty": 0.2,
+    "presence_penalty": -0.2,
+    "echo": False,
+    "skip_special_tokens": False,
+    "logprobs": 2,
+    "seed": 7,
+    "ignore_eos": True,
+}
+
+
+@pytest.mark.parametrize("field", SamplingParams.__struct_fields__)
+async def test_every_field_that_is_promised_is_taken(rig: Rig, field: str) -> None:
+    """A new field must be given a value here, and be taken or not be promised by each engine."""
+    if field not in rig.engine.capabilities.fields:
+        return
+    answer = await rig.answer(QUESTIONS[2], greedy(**{"max_tokens": 6, field: ONE_OF_EACH[field]}))
+    assert answer.error is None
+    assert 1 <= len(answer.ids) <= 6
+
+
+async def test_logarithms_of_probabilities_belong_to_their_tokens(rig: Rig) -> None:
+    if "logprobs" not in rig.engine.capabilities.fields:
+        return
+    answer = await rig.answer(QUESTIONS[0], greedy(max_tokens=4, logprobs=2))
+    told = answer.pieces[-1].logprobs
+    assert told is not None
+    assert tuple(entry["token_id"] for entry in told) == answer.ids
+    assert all(entry["logprob"] <= 0 and len(entry["top_logprobs"]) >= 2 for entry in told)
+    assert msgspec.json.encode(told)
+
+
+async def test_a_seed_gives_the_same_answer_again(rig: Rig) -> None:
+    if "seed" not in rig.engine.capabilities.fields:
+        return
+    params = greedy(temperature=1.5, seed=11, max_tokens=16)
+    first = await rig.answer(QUESTIONS[2], params)
+    again = await rig.answer(QUESTIONS[2], params)
+    assert again.ids == first.ids
+
+
+async def test_a_token_that_the_model_does_not_have_is_refused_and_nobody_else_suffers(
+    rig: Rig,
+) -> None:
+    if rig.engine.name == "simulated":
+        return  # has no vocabulary
+    refused, served = await asyncio.gather(
+        rig.answers(QUESTIONS, greedy(stop_token_ids=(2**31 - 1,), min_tokens=1)),
+        rig.answers(QUESTIONS, greedy()),
+    )
+    assert all(isinstance(answer.error, InvalidRequest) for answer in refused)
+    assert all("stop_token_ids" in str(answer.error) for answer in refused)
+    assert all(answer.error is None for answer in served)
+
+
+async def test_a_token_id_that_stops_is_named(rig: Rig) -> None:
+    if rig.engine.name == "simulated":
+        return  # stops at text alone
+    whole = await rig.answer(QUESTIONS[0], greedy())
+    answer = await rig.answer(QUESTIONS[0], greedy(stop_token_ids=(whole.ids[3],)))
+    assert (answer.finish_reason, answer.stop_reason) == (FinishReason.stop, whole.ids[3])
+    assert answer.ids == whole.ids[:4]
+
+
+async def test_progress_grows_while_it_works(rig: Rig) -> None:
+    before = rig.engine.progress
+    await rig.answer(QUESTIONS[0], greedy())
+    assert rig.engine.progress > before
+
+
+async def test_what_an_engine_tells_of_itself_can_be_shown(rig: Rig) -> None:
+    engine = rig.engine
+    assert engine.slots >= 1
+    assert engine.max_model_len == 256
+    assert msgspec.json.encode(engine.effective_args())
+    assert engine.capabilities.rows_share <= set(SamplingParams.__struct_fields__)
+    assert engine.capabilities.fields <= set(SamplingParams.__struct_fields__)
