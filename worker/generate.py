@@ -9,20 +9,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from enum import Enum, auto
 from typing import Any, Protocol
 
 import msgspec
 
 from shared.errors import EngineDead, InvalidRequest, SluiceError, UnsupportedParameter
 from shared.queue.consumer import Consumer, Finished
-from shared.request import Body, FinishReason, Report, Req, Usage
+from shared.request import Body, FinishReason, Report, Req
 from shared.sampling import SamplingParams
 from worker.batcher import Item, MicroBatch
 from worker.engines.base import Engine, EngineOutput, EnginePrompt
 from worker.leases import Leases
 from worker.metrics import WorkerMetrics
-from worker.think import opens_block, split_think
+from worker.running import Running, Stop
 
 log = logging.getLogger(__name__)
 ABORT_AGAIN_S = 1.0
@@ -32,55 +31,6 @@ class Prompts(Protocol):
     """Turns a request into what the model reads. Raises PromptTooLong, InvalidRequest."""
 
     async def build(self, req: Req, max_model_len: int) -> EnginePrompt: ...
-
-
-class Stop(Enum):
-    """Why a run is cut short: its lease is lost, its time is over, or the worker stops."""
-
-    LOST = auto()
-    DEADLINE = auto()
-    RELEASE = auto()
-
-
-class _Running:
-    """One request from its prompt to its end. The pieces gather here until the last."""
-
-    __slots__ = (
-        "batch",
-        "cached",
-        "has_left",
-        "ids",
-        "is_ending",
-        "is_in_engine",
-        "item",
-        "prompt",
-        "started_at",
-        "stop",
-        "text",
-        "timer",
-    )
-
-    def __init__(self, item: Item, batch: MicroBatch, prompt: EnginePrompt) -> None:
-        self.item = item
-        self.batch = batch
-        self.prompt = prompt
-        self.started_at = time.monotonic()
-        self.stop: Stop | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.is_in_engine = False
-        self.is_ending = False
-        self.has_left = False
-        self.begin_again()
-
-    def begin_again(self) -> None:
-        self.text: list[str] = []
-        self.ids: list[int] = []
-        self.cached = 0
-
-    def take(self, piece: EngineOutput) -> None:
-        self.text.append(piece.text)
-        self.ids.extend(piece.token_ids)
-        self.cached = piece.cached_tokens or self.cached
 
 
 class Generator:
@@ -101,7 +51,7 @@ class Generator:
         self._leases = leases
         self._metrics = metrics
         self._on_free = on_free
-        self._running: dict[str, _Running] = {}  # by the engine's id for it
+        self._running: dict[str, Running] = {}  # by the engine's id for it
         self._storing: set[asyncio.Task[None]] = set()
         self._aborting: set[asyncio.Task[None]] = set()
         self.is_stopping = False
@@ -124,14 +74,16 @@ class Generator:
         if not runs:
             return
         self._leases.mark_started([run.item.grant for run in runs])
-        self._metrics.batch(len(runs), self._engine.slots)
+        self._metrics.batch(batch.id, batch.bucket_key, len(runs), self._engine.slots)
         log.debug("batch %s: %d of bucket %s", batch.id, len(runs), batch.bucket_key)
         await self._generate(runs, batch)
 
-    async def _generate(self, runs: Sequence[_Running], batch: MicroBatch) -> None:
+    async def _generate(self, runs: Sequence[Running], batch: MicroBatch) -> None:
         left = {run.prompt.request_id: run for run in runs}
+        now = time.monotonic()
         for run in runs:
             run.is_in_engine = True
+            run.started_at = now
         try:
             prompts = [run.prompt for run in runs]
             async for piece in self._engine.generate(prompts, batch.params, stream=False):
@@ -159,7 +111,7 @@ class Generator:
                 if not run.has_left:
                     await self._end(self._retry(run, "no answer of the engine"), run)
 
-    async def _go_on_apart(self, runs: Sequence[_Running], error: Exception) -> None:
+    async def _go_on_apart(self, runs: Sequence[Running], error: Exception) -> None:
         """A batch failed as a whole: whoever is to blame shows alone, and its batchmates are answered."""
         for run in runs:
             run.is_in_engine = False
@@ -181,14 +133,14 @@ class Generator:
     def stop_all(self, why: Stop) -> None:
         self._cut(list(self._running.values()), why)
 
-    def _cut(self, runs: Sequence[_Running], why: Stop) -> None:
+    def _cut(self, runs: Sequence[Running], why: Stop) -> None:
         fresh = [run for run in runs if run.stop is None and not run.is_ending]
         for run in fresh:
             run.stop = why
         if any(run.is_in_engine for run in fresh):
             self._keep(self._abort(fresh), self._aborting)
 
-    async def _abort(self, runs: Sequence[_Running]) -> None:
+    async def _abort(self, runs: Sequence[Running]) -> None:
         """Again and again, since the first may come before the engine has taken the request in."""
         while ids := [run.prompt.request_id for run in runs if run.is_in_engine]:
             try:
@@ -197,7 +149,7 @@ class Generator:
                 log.exception("an abort failed")
             await asyncio.sleep(ABORT_AGAIN_S)
 
-    def _has_ended(self, run: _Running) -> bool:
+    def _has_ended(self, run: Running) -> bool:
         """Refused, or cut short while it was not in the engine, which then need not see it."""
         if run.stop is not None and not (run.is_ending or run.has_left):
             piece = EngineOutput(run.prompt.request_id, finish_reason=FinishReason.abort)
@@ -222,19 +174,19 @@ class Generator:
         while self._storing:
             await asyncio.gather(*self._storing, return_exceptions=True)
 
-    def _admit(self, item: Item, batch: MicroBatch) -> _Running:
+    def _admit(self, item: Item, batch: MicroBatch) -> Running:
         """From here on it can be cut short; `_prepare` gives it its prompt."""
         name = item.grant.id
         if name in self._running:
             # It was lost and came back while the engine still ends the first run.
             name = f"{name}#{item.grant.token}"
-        run = _Running(item, batch, EnginePrompt(name, ()))
+        run = Running(item, batch, EnginePrompt(name, ()))
         self._running[name] = run
         left_s = max(0.0, item.deadline_at - time.monotonic())
         run.timer = asyncio.get_running_loop().call_later(left_s, self._cut, [run], Stop.DEADLINE)
         return run
 
-    async def _prepare(self, run: _Running, refused: SluiceError | None) -> None:
+    async def _prepare(self, run: Running, refused: SluiceError | None) -> None:
         """The prompt, or its end with an error of its own."""
         req = run.item.req
         try:
@@ -258,12 +210,12 @@ class Generator:
             return None
         return UnsupportedParameter(f"{name}: {self._engine.name} cannot do it", param=name)
 
-    def _refuse(self, run: _Running, code: str, message: str) -> None:
+    def _refuse(self, run: Running, code: str, message: str) -> None:
         if not run.has_left:
             report = self._report(run, FinishReason.error, None)
             self._store(self._finish(run, report, None, code, message), run)
 
-    async def _conclude(self, run: _Running, piece: EngineOutput) -> None:
+    async def _conclude(self, run: Running, piece: EngineOutput) -> None:
         grant = run.item.grant
         report = self._report(run, piece.finish_reason, piece.stop_reason)
         is_cut = piece.finish_reason is FinishReason.abort
@@ -275,24 +227,24 @@ class Generator:
             await self._fail(run, report, piece.error)
         elif run.stop is Stop.DEADLINE and is_cut:
             message = "the deadline passed while it ran"
-            await self._finish(run, report, self._body(run, piece), "deadline_exceeded", message)
+            await self._finish(run, report, run.body(piece), "deadline_exceeded", message)
         elif is_cut:
             await self._retry(run, "the engine aborted it")
         else:
-            await self._finish(run, report, self._body(run, piece), "", "")
+            await self._finish(run, report, run.body(piece), "", "")
 
-    async def _fail(self, run: _Running, report: Report, error: Exception) -> None:
+    async def _fail(self, run: Running, report: Report, error: Exception) -> None:
         if isinstance(error, SluiceError) and error.retryable:
             await self._retry(run, str(error))
         else:
             code = error.code if isinstance(error, InvalidRequest) else "engine_error"
             await self._finish(run, report, None, code, str(error))
 
-    async def _retry(self, run: _Running, cause: str) -> None:
+    async def _retry(self, run: Running, cause: str) -> None:
         await self._consumer.retry(run.item.grant, cause)
 
     async def _finish(
-        self, run: _Running, report: Report, body: Body | None, code: str, message: str
+        self, run: Running, report: Report, body: Body | None, code: str, message: str
     ) -> None:
         grant = run.item.grant
         verdict = await self._consumer.finish(grant, report, body, code=code, message=message)
@@ -304,36 +256,15 @@ class Generator:
         else:
             self.finished_total += 1
 
-    def _body(self, run: _Running, piece: EngineOutput) -> Body:
-        # A thinking model's template may end the prompt with the opening tag.
-        opens = opens_block(run.prompt.text)
-        answer = split_think("".join(run.text), template_opens=opens)
-        echo = echoed(run.item.req) if run.batch.params.echo else ""
-        return Body(
-            text=echo + answer.text,
-            token_ids=tuple(run.ids),
-            reasoning=answer.reasoning,
-            logprobs=piece.logprobs,
-        )
-
     def _report(
-        self, run: _Running, finish_reason: FinishReason | None, stop_reason: str | int | None
+        self, run: Running, finish_reason: FinishReason | None, stop_reason: str | int | None
     ) -> Report:
-        usage = Usage(len(run.prompt.token_ids), len(run.ids), run.cached)
-        self.output_tokens_total += usage.completion_tokens
-        self._metrics.tokens(usage)
-        return Report(
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-            usage=usage,
-            inference_s=time.monotonic() - run.started_at,
-            batch_id=run.batch.id,
-            batch_size=len(run.batch),
-            bucket_key=run.batch.bucket_key,
-            engine=self._engine.name,
-        )
+        report = run.report(self._engine.name, finish_reason, stop_reason)
+        self.output_tokens_total += report.usage.completion_tokens
+        self._metrics.tokens(report.usage)
+        return report
 
-    def _store(self, storing: Awaitable[None], run: _Running) -> None:
+    def _store(self, storing: Awaitable[None], run: Running) -> None:
         self._keep(self._end(storing, run), self._storing)
 
     def _keep(self, work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> None:
@@ -341,13 +272,13 @@ class Generator:
         among.add(task)
         task.add_done_callback(among.discard)
 
-    def _end(self, storing: Awaitable[None], run: _Running) -> Coroutine[Any, Any, None]:
+    def _end(self, storing: Awaitable[None], run: Running) -> Coroutine[Any, Any, None]:
         run.is_ending = True
         run.is_in_engine = False
         self._leases.mark_ended(run.item.grant)
         return self._stored(storing, run)
 
-    async def _stored(self, storing: Awaitable[None], run: _Running) -> None:
+    async def _stored(self, storing: Awaitable[None], run: Running) -> None:
         try:
             await storing
         except Exception:
@@ -356,13 +287,13 @@ class Generator:
         finally:
             self._leave(run)
 
-    def _leave(self, run: _Running) -> None:
+    def _leave(self, run: Running) -> None:
         if not run.has_left:
             self._forget(run)
             self._leases.drop(run.item.grant)
             self._on_free(1)
 
-    def _forget(self, run: _Running) -> None:
+    def _forget(self, run: Running) -> None:
         run.has_left = True
         run.is_in_engine = False
         if run.timer is not None:
@@ -384,13 +315,6 @@ def lacking(params: SamplingParams, able: frozenset[str]) -> str | None:
         if name not in able and name not in without_effect and getattr(params, name) != nothing:
             return name
     return None
-
-
-def echoed(req: Req) -> str:
-    """What the client itself said last; templates and system prompts are not for its eyes."""
-    if req.prompt is not None:
-        return req.prompt
-    return req.messages[-1].content if req.messages else ""
 
 
 _OF_CHANCE = frozenset({"top_p", "top_k", "seed"})

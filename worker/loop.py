@@ -19,9 +19,10 @@ from shared.request import FinishReason, Report
 from shared.worker_info import WorkerInfo, WorkerState
 from worker.batcher import Batcher, Item
 from worker.engines.base import Engine
-from worker.generate import Generator, Prompts, Stop
+from worker.generate import Generator, Prompts
 from worker.leases import Leases
 from worker.metrics import WorkerMetrics
+from worker.running import Stop
 
 log = logging.getLogger(__name__)
 BELL_S = 1.0
@@ -205,6 +206,7 @@ class Loop:
         error = task.exception()
         if isinstance(error, EngineDead):
             self._dead = self._dead or error
+            self._generator.is_stopping = True  # what comes only now is no suspect
             self._wake.set()
         elif error is not None:
             log.error("batch %s broke", task.get_name(), exc_info=error)

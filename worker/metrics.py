@@ -9,17 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    REGISTRY,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-)
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from shared.request import Usage
 from shared.worker_info import WorkerState
@@ -74,8 +70,9 @@ class WorkerMetrics:
         self._last_progress = -1
         self.state(WorkerState.STARTING, 0)
 
-    def batch(self, size: int, slots: int) -> None:
-        self._batch_size.labels(self._engine).observe(size)
+    def batch(self, name: str, bucket_key: str, size: int, slots: int) -> None:
+        """Batch and bucket are named as an exemplar: as labels they would make series without end."""
+        self._batch_size.labels(self._engine).observe(size, {"batch": name, "bucket": bucket_key})
         self._batch_fill.labels(self._engine).observe(size / max(1, slots))
 
     def tokens(self, usage: Usage) -> None:
@@ -94,8 +91,21 @@ class WorkerMetrics:
             self._last_progress = progress
             self._progress.labels(self._worker).set(time.time())
 
-    def render(self) -> bytes:
-        return generate_latest(self.registry) + generate_latest(REGISTRY)
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The page and its content type: OpenMetrics, which has exemplars, for who takes it."""
+        encode, content_type = choose_encoder(accept)
+        return encode(_Both(self.registry, REGISTRY)), content_type
+
+
+class _Both(Collector):
+    """Two registries as one page."""
+
+    def __init__(self, *registries: CollectorRegistry) -> None:
+        self._registries = registries
+
+    def collect(self) -> Iterable[Metric]:
+        for registry in self._registries:
+            yield from registry.collect()
 
 
 class MetricsPort:
@@ -105,7 +115,7 @@ class MetricsPort:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 if self.path == "/metrics":
-                    self._reply(200, metrics.render(), CONTENT_TYPE_LATEST)
+                    self._reply(200, *metrics.render(self.headers.get("accept", "")))
                 elif self.path == "/livez":
                     is_red = metrics.current in (WorkerState.STALLED, WorkerState.SETUP_FAILED)
                     body = metrics.current.value.encode() + b"\n"

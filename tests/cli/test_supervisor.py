@@ -34,7 +34,7 @@ class Lines:
         self.all.append(text)
         self._new.set()
 
-    async def until(self, start: str, times: int = 1, limit_s: float = 20.0) -> str:
+    async def until(self, start: str, times: int = 1, limit_s: float = 60.0) -> str:
         async with asyncio.timeout(limit_s):
             while sum(line.startswith(start) for line in self.all) < times:
                 self._new.clear()

@@ -19,7 +19,8 @@ from worker.engines.base import (
     EnginePrompt,
     PromptTooLong,
 )
-from worker.generate import Stop, echoed, lacking
+from worker.generate import lacking
+from worker.running import Stop, echoed
 
 EVERY = frozenset(SamplingParams.__struct_fields__)
 GREEDY = SamplingParams(max_tokens=8, min_tokens=0, temperature=0)

@@ -1,0 +1,97 @@
+"""One claimed request from its prompt to its end: the pieces of its answer, and what is made of them.
+
+Knows neither queue nor engine; `generate.py` moves it along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from enum import Enum, auto
+
+from shared.request import Body, FinishReason, Report, Req, Usage
+from worker.batcher import Item, MicroBatch
+from worker.engines.base import EngineOutput, EnginePrompt
+from worker.think import opens_block, split_think
+
+
+class Stop(Enum):
+    """Why a run is cut short: its lease is lost, its time is over, or the worker stops."""
+
+    LOST = auto()
+    DEADLINE = auto()
+    RELEASE = auto()
+
+
+class Running:
+    """One request from its prompt to its end. The pieces gather here until the last."""
+
+    __slots__ = (
+        "batch",
+        "cached",
+        "has_left",
+        "ids",
+        "is_ending",
+        "is_in_engine",
+        "item",
+        "prompt",
+        "started_at",
+        "stop",
+        "text",
+        "timer",
+    )
+
+    def __init__(self, item: Item, batch: MicroBatch, prompt: EnginePrompt) -> None:
+        self.item = item
+        self.batch = batch
+        self.prompt = prompt
+        self.started_at = time.monotonic()
+        self.stop: Stop | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.is_in_engine = False
+        self.is_ending = False
+        self.has_left = False
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        self.text: list[str] = []
+        self.ids: list[int] = []
+        self.cached = 0
+
+    def take(self, piece: EngineOutput) -> None:
+        self.text.append(piece.text)
+        self.ids.extend(piece.token_ids)
+        self.cached = piece.cached_tokens or self.cached
+
+    def body(self, piece: EngineOutput) -> Body:
+        # A thinking model's template may end the prompt with the opening tag.
+        opens = opens_block(self.prompt.text)
+        answer = split_think("".join(self.text), template_opens=opens)
+        echo = echoed(self.item.req) if self.batch.params.echo else ""
+        return Body(
+            text=echo + answer.text,
+            token_ids=tuple(self.ids),
+            reasoning=answer.reasoning,
+            logprobs=piece.logprobs,
+        )
+
+    def report(
+        self, engine: str, finish_reason: FinishReason | None, stop_reason: str | int | None
+    ) -> Report:
+        return Report(
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            usage=Usage(len(self.prompt.token_ids), len(self.ids), self.cached),
+            inference_s=time.monotonic() - self.started_at,
+            batch_id=self.batch.id,
+            batch_size=len(self.batch),
+            bucket_key=self.batch.bucket_key,
+            engine=engine,
+        )
+
+
+def echoed(req: Req) -> str:
+    """What the client itself said last; templates and system prompts are not for its eyes."""
+    if req.prompt is not None:
+        return req.prompt
+    return req.messages[-1].content if req.messages else ""
