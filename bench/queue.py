@@ -73,7 +73,7 @@ async def measure(redis_url: str, in_flight: int, requests: int) -> Run[Answer]:
                 )
             return answer
 
-        await closed_loop(range(WARM_UP), in_flight, ask)
+        await closed_loop(range(min(WARM_UP, requests)), in_flight, ask)
         return await closed_loop(range(requests), in_flight, ask)
 
 
@@ -105,11 +105,15 @@ def main() -> int:
     parser.add_argument(
         "--latency", action="store_true", help="one in flight alone; else 64 in flight too"
     )
+    parser.add_argument("--requests", type=int, help="so many of each size", metavar="N")
     options = parser.parse_args()
+    sizes = ALONE if options.latency else BOTH
+    if options.requests:
+        sizes = dict.fromkeys(sizes, options.requests)
     # A short path, since the broker's socket lies below it.
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         try:
-            return 0 if run(ALONE if options.latency else BOTH, Path(folder)) else 1
+            return 0 if run(sizes, Path(folder)) else 1
         except (StackError, SluiceError, TimeoutError) as error:
             figures.note(f"bench.queue: {type(error).__name__}: {error}")
             return 2

@@ -65,8 +65,9 @@ class WorkerMetrics:
             ["worker"],
             registry=self.registry,
         )
-        for direction in ("input", "cached", "output"):
-            self._tokens.labels(direction)
+        self._input, self._cached, self._output = (
+            self._tokens.labels(direction) for direction in ("input", "cached", "output")
+        )
         self._last_progress = -1
         self.state(WorkerState.STARTING, 0)
 
@@ -76,9 +77,9 @@ class WorkerMetrics:
         self._batch_fill.labels(self._engine).observe(size / max(1, slots))
 
     def tokens(self, usage: Usage) -> None:
-        self._tokens.labels("input").inc(usage.prompt_tokens)
-        self._tokens.labels("cached").inc(usage.cached_tokens)
-        self._tokens.labels("output").inc(usage.completion_tokens)
+        self._input.inc(usage.prompt_tokens)
+        self._cached.inc(usage.cached_tokens)
+        self._output.inc(usage.completion_tokens)
 
     def fenced(self) -> None:
         self._fenced.inc()

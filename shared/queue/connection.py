@@ -181,7 +181,9 @@ class Line:
         connection = self._connection
         commands = [e.call.command if isinstance(e.call, Call) else e.call for e in batch]
         # hiredis packs a command about seven times as fast as the client does.
-        await connection.send_packed_command([hiredis.pack_command(c) for c in commands]  # type: ignore[arg-type])
+        pack: Any = hiredis.pack_command
+        packed = [pack(command) for command in commands]
+        await connection.send_packed_command(packed)
         missing: list[_Entry] = []
         again: Exception | None = None
         async with asyncio.timeout(min(REPLY_S, left_s)):

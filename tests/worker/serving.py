@@ -53,7 +53,8 @@ class Service:
         self, engine: ScriptedEngine, **options: Any
     ) -> AsyncIterator[tuple[Loop, asyncio.Task[int]]]:
         connection = Connection.open(self.settings)
-        consumer = Consumer(connection, self.settings, worker_id="w")
+        consumer_type: type[Consumer] = options.pop("consumer_type", Consumer)
+        consumer = consumer_type(connection, self.settings, worker_id="w")
         loop = Loop(
             engine,
             options.pop("prompts", PlainPrompts()),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from typing import Any
 
 import pytest
 
 from shared.errors import BrokerUnavailable
+from shared.queue.consumer import Claimed, Consumer
 from shared.sampling import SamplingParams
 from shared.worker_info import WorkerState
 from tests.broker import Server
@@ -236,14 +238,29 @@ async def test_a_bell_that_rings_during_a_claim_is_heard(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.loop.BELL_S", 60.0)
+    late: list[str] = []
 
-    async def client(number: int) -> int:
-        for turn in range(60):
-            assert (await service.ask(f"{number} {turn}")).body is not None
-        return number
+    class Slow(Consumer):
+        """The first claim that finds something comes back only after the bell has rung once more."""
 
-    async with service.worker(ScriptedEngine()):
-        assert await asyncio.gather(*map(client, range(4))) == [0, 1, 2, 3]
+        rings = 0
+
+        async def wait_for_work(self, timeout_s: float, *, wants_work: bool) -> list[str]:
+            ended = await super().wait_for_work(timeout_s, wants_work=wants_work)
+            self.rings += 1
+            return ended
+
+        async def claim(self, n: int, **options: Any) -> Claimed:
+            claimed = await super().claim(n, **options)
+            if claimed.grants and not late:
+                rings = self.rings
+                late.append(await service.submit("late"))
+                await until(lambda: self.rings > rings)
+            return claimed
+
+    async with service.worker(ScriptedEngine(), consumer_type=Slow):
+        assert (await service.ask("first")).body is not None
+        assert (await service.producer.wait(late[0], 10)).body is not None
 
 
 async def test_a_wedged_engine_cannot_hold_up_a_stop_and_its_work_waits_for_no_lease(

@@ -1,0 +1,35 @@
+"""The benchmark of the queue as a command: it starts what it measures, prints figures, and leaves nothing running."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.bench.test_figures import KEYS
+from tests.e2e.places import ROOT, environment
+
+
+def test_it_prints_one_figure_a_line_and_leaves_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        (sys.executable, "-m", "bench.queue", "--latency", "--requests", "50"),
+        cwd=ROOT,
+        env=environment(TMPDIR=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    # 1: the target was missed, which is no matter on a machine that is busy with tests.
+    assert done.returncode in (0, 1), done.stderr
+    shown = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [list(figure) for figure in shown] == [KEYS] * len(shown)
+    assert [figure["name"] for figure in shown] == [
+        "queue.1_in_flight.latency_p50",
+        "queue.1_in_flight.latency_p99",
+        "queue.1_in_flight.rate",
+    ]
+    assert all(figure["value"] > 0 for figure in shown)
+    assert shown[0]["target"] == "at most 1.5 ms"
+    assert done.returncode == (0 if shown[0]["ok"] else 1)
+    assert list(tmp_path.iterdir()) == []
