@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from bench import figures
+from bench import figures, machine
 from bench.load import Run, closed_loop
 from bench.peer import vllm_server
 from bench.stack import StackError, model_folder, service
@@ -156,6 +156,7 @@ def compare(ours: Run[Reply], peer: Run[Reply], load: Load) -> Iterator[figures.
 
 
 def run(load: Load, folder: Path) -> bool:
+    figures.note(machine.described())
     model = model_folder()
     figures.note("starting the service with one worker")
     with service(folder / "sluice", {"MODEL_DIR": str(model), "ENGINE": "vllm_async"}) as ours:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import uvloop
 
-from bench import figures
+from bench import figures, machine
 from bench.load import Run, closed_loop
 from bench.stack import QUEUE, StackError, service
 from shared.errors import SluiceError
@@ -91,6 +91,7 @@ def shown(run: Run[Answer], in_flight: int) -> Iterator[figures.Figure]:
 
 def run(sizes: dict[int, int], folder: Path) -> bool:
     all_met = True
+    figures.note(machine.described())
     figures.note("starting broker, front door and one worker with the simulated engine")
     with service(folder, NO_DELAY) as stack:
         for in_flight, requests in sizes.items():
