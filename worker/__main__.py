@@ -30,8 +30,8 @@ from worker.leases import Leases
 from worker.loop import Loop
 from worker.metrics import MetricsPort, WorkerMetrics
 from worker.model import choose, is_model_folder, prepare
-from worker.settings import WorkerSettings, inherited
-from worker.startup import SetupFailed, Started, engine_environment, start, write_environment
+from worker.settings import WorkerSettings
+from worker.startup import SetupFailed, Started, start
 from worker.warmup import warm_up
 
 log = logging.getLogger("worker")
@@ -142,7 +142,7 @@ class Worker:
             max_model_len=engine.max_model_len,
             slots=engine.slots,
             capabilities=able,
-            effective_args=_plain(engine.effective_args()),
+            effective_args=_plain(engine.effective_args()) | self._limits(),
             start_report=started.report,
         )
         work = Loop(
@@ -172,6 +172,11 @@ class Worker:
                 port.close()
             await engine.close()
             await self._connection.close()
+
+    def _limits(self) -> dict[str, object]:
+        """The worker's own limits, so that `/info` can show them beside the front door's."""
+        names = ("stall_limit_s", "drain_s", "claim_max")
+        return {name: getattr(self._settings, name) for name in names}
 
     def _on_stalled(self, seconds: float) -> None:
         """A lease after the stall its work is others'; a wedged engine ends with its process."""
@@ -206,7 +211,6 @@ def main() -> int:
     warn_unknown()
     die_with_parent()
     raise_file_limit()
-    write_environment(engine_environment(settings, inherited()))
     try:
         return asyncio.run(Worker(settings).run())
     except SettingsError as error:
