@@ -17,7 +17,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_folder(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Stack]:
     """Broker, front door and one vLLM worker; a test may add another and must end it."""
     stack = Stack(tmp_path_factory.mktemp("stack"), model)
