@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 
-BUSY_SHARE = 0.25
+BUSY_SHARE = 0.5
 
 
 def kind() -> str:
@@ -17,7 +17,7 @@ def kind() -> str:
 
 
 def is_busy() -> bool:
-    """Whether more than a quarter of the cores were taken in the last minute; figures are worth little then."""
+    """Whether more than half of the cores were taken in the last minute; figures are worth little then."""
     return os.getloadavg()[0] > BUSY_SHARE * (os.cpu_count() or 1)
 
 

@@ -98,16 +98,21 @@ def fast_path_of(tokenizer: Tokenizer) -> FastPath | None:
         return None
     if "strftime_now" in template:
         return None
+    from transformers import PreTrainedTokenizerBase
     from transformers.utils.chat_template_utils import render_jinja_template
 
     special = getattr(tokenizer, "special_tokens_map", {})
+    # transformers drops a line break at a template's very end, so the shortcut must where it stands for
+    # transformers; elsewhere the template holds as it is written.
+    is_cut = isinstance(tokenizer, PreTrainedTokenizerBase)
+    end = "\n" if template.endswith("\n") and template[-3:-1] != "%}" and not is_cut else ""
 
     def render(system: str, user: str) -> str:
         turns = [{"role": "system", "content": system}, {"role": "user", "content": user}]
         rendered, _ = render_jinja_template(
             conversations=[turns], chat_template=template, add_generation_prompt=True, **special
         )
-        return str(rendered[0])
+        return f"{rendered[0]}{end}"
 
     return prove_fast_path(render)
 

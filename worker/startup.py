@@ -5,6 +5,7 @@ Writes the environment that the engine's libraries are to see before any of them
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import logging
 import os
@@ -19,7 +20,7 @@ import msgspec
 
 from shared.errors import EngineError, SettingsError
 from shared.worker_info import StartStep
-from worker.engines import ENGINES
+from worker.engines import make
 from worker.engines.base import Engine
 from worker.engines.devices import torch_device
 from worker.engines.simulated import SimulatedTokenizer
@@ -158,29 +159,54 @@ async def start(settings: EngineSettings, model_dir: Path | None) -> Started:
         settings, inherited(), openmp=openmp_library(), has_metax=has_metax_device()
     )
     write_environment({**changes, **OFFLINE})
-    steps: list[StartStep] = []
     facts = Facts(has_vllm=False, has_compiler=True, has_gpu=False)
     if settings.engine is None:
-        facts = find_facts()
+        facts = await asyncio.to_thread(find_facts)
         if not facts.has_vllm:
             log.warning("vLLM is not installed here, so the transformers engine serves")
+    steps: list[StartStep] = []
     for name in engines_to_try(settings, facts):
-        began = time.monotonic()
-        engine = ENGINES[name](settings, model_dir)
-        try:
-            await engine.start()
-            prompts = _prompts(name, settings, model_dir)
-        except Exception as error:
-            text = str(error) or type(error).__name__
-            steps.append(StartStep(name, round(time.monotonic() - began, 1), text))
-            log.error("%s did not start: %s", name, text)
-            await engine.close()
+        engine = await _try(name, settings, model_dir, steps)
+        if engine is None:
             continue
-        steps.append(StartStep(name, round(time.monotonic() - began, 1)))
-        log.info("%s started in %.1f s", name, steps[-1].seconds)
+        began = time.monotonic()
+        try:
+            prompts = await asyncio.to_thread(_prompts, name, settings, model_dir)
+        except Exception as error:
+            # No other engine would fare better: the model's folder is at fault.
+            await engine.close()
+            steps.append(_step("tokenizer", began, error))
+            break
+        steps.append(_step("tokenizer", began))
         return Started(engine, prompts, tuple(steps))
-    tried = "; ".join(f"{step.name}: {step.error}" for step in steps)
+    tried = "; ".join(f"{step.name}: {step.error}" for step in steps if step.error)
     raise SetupFailed(f"no engine could be started ({tried})", tuple(steps))
+
+
+async def _try(
+    name: str, settings: EngineSettings, model_dir: Path | None, steps: list[StartStep]
+) -> Engine | None:
+    """A started engine, or None; either way with one step more in the report."""
+    began = time.monotonic()
+    engine: Engine | None = None
+    try:
+        engine = make(name, settings, model_dir)
+        await engine.start()
+    except Exception as error:
+        steps.append(_step(name, began, error))
+        log.error("%s: %s", name, steps[-1].error)
+        if engine is not None:
+            await engine.close()
+        return None
+    steps.append(_step(name, began))
+    log.info("%s started in %.1f s", name, steps[-1].seconds)
+    return engine
+
+
+def _step(name: str, began: float, error: Exception | None = None) -> StartStep:
+    """`error` as one line."""
+    text = None if error is None else " ".join(str(error).split()) or type(error).__name__
+    return StartStep(name, round(time.monotonic() - began, 1), text)
 
 
 def _prompts(name: str, settings: EngineSettings, model_dir: Path | None) -> Prompts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -50,3 +51,4 @@ async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
         await started.engine.close()
         os.environ.clear()
         os.environ.update(before)
+        gc.collect()  # what vLLM leaves lying about, while its warnings are ignored

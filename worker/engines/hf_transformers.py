@@ -7,7 +7,7 @@ its answer goes out at once, though the call runs on for the others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from shared.request import FinishReason
 from shared.sampling import SamplingParams
 from worker.engines.base import Capabilities, EngineOutput, EnginePrompt
 from worker.engines.devices import torch_device
+from worker.engines.hf_rows import Emit, Row, RowWatch
 from worker.engines.penalties import Penalties
 from worker.engines.row_text import RowText, stop_table
 from worker.engines.stop_tokens import Stops, special_tokens, split_stops
@@ -31,31 +32,6 @@ DTYPES = {
 }
 SLOTS = 16
 FALLBACK_MODEL_LEN = 4096
-
-Emit = Callable[[EngineOutput], None]
-
-
-class _Row:
-    """One request of a call. `is_aborted` is set from the loop and read in the engine's thread."""
-
-    __slots__ = ("is_aborted", "is_over", "limit", "n_given", "prompt", "text")
-
-    def __init__(self, prompt: EnginePrompt, text: RowText, limit: int) -> None:
-        self.prompt = prompt
-        self.text = text
-        self.limit = limit
-        self.n_given = 0
-        self.is_aborted = False
-        self.is_over = False
-
-    def piece(
-        self, reason: FinishReason | None = None, stop_reason: str | int | None = None
-    ) -> EngineOutput:
-        """What is new; with a reason, the last piece."""
-        start, self.n_given = self.n_given, len(self.text.ids)
-        self.is_over = reason is not None
-        ids = tuple(self.text.ids[start:])
-        return EngineOutput(self.prompt.request_id, self.text.take(), ids, reason, stop_reason)
 
 
 class TransformersEngine:
@@ -77,7 +53,7 @@ class TransformersEngine:
         self._dtype = ""
         self._max_model_len = 0
         self._progress = 0
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, Row] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="transformers")
 
     async def start(self) -> None:
@@ -167,7 +143,7 @@ class TransformersEngine:
         text = f"stop_token_ids: the model has {n_ids} tokens, got {beyond[0]}"
         return InvalidRequest(text, param="stop_token_ids")
 
-    def _row(self, prompt: EnginePrompt, params: SamplingParams, stops: Stops) -> _Row:
+    def _row(self, prompt: EnginePrompt, params: SamplingParams, stops: Stops) -> Row:
         def decode(ids: Sequence[int]) -> str:
             return str(
                 self._tokenizer.decode(
@@ -179,11 +155,11 @@ class TransformersEngine:
 
         room = self._max_model_len - len(prompt.token_ids)
         limit = max(1, min(params.max_tokens, room))
-        return _Row(prompt, RowText(decode, stop_table(stops.strings), params.min_tokens), limit)
+        return Row(prompt, RowText(decode, stop_table(stops.strings), params.min_tokens), limit)
 
     def _run(
         self,
-        rows: Sequence[_Row],
+        rows: Sequence[Row],
         params: SamplingParams,
         stops: Stops,
         stream: bool,
@@ -209,7 +185,7 @@ class TransformersEngine:
                         emit(EngineOutput(row.prompt.request_id, error=EngineError(text)))
 
     def _call(
-        self, rows: list[_Row], params: SamplingParams, stops: Stops, stream: bool, emit: Emit
+        self, rows: list[Row], params: SamplingParams, stops: Stops, stream: bool, emit: Emit
     ) -> None:
         import torch
 
@@ -245,7 +221,7 @@ class TransformersEngine:
                 "top_k": max(0, params.top_k),
             }
         penalties = [Penalties(params, ids, mask)] if params.has_penalties else []
-        watch = _Watch(self, rows, eos, ends, params.min_tokens, stops, stream, emit)
+        watch = RowWatch(self._step, rows, eos, ends, params.min_tokens, stops, stream, emit)
         with torch.inference_mode():
             self._model.generate(
                 input_ids=ids,
@@ -255,7 +231,7 @@ class TransformersEngine:
                 **options,
             )
 
-    def step(self) -> None:
+    def _step(self) -> None:
         self._progress += 1
 
     async def abort(self, request_ids: Sequence[str]) -> None:
@@ -271,54 +247,3 @@ class TransformersEngine:
             row.is_aborted = True
         await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
         self._model = None
-
-
-class _Watch:
-    """transformers asks it after each step which rows are over; so it sees each token as it comes."""
-
-    def __init__(
-        self,
-        engine: TransformersEngine,
-        rows: Sequence[_Row],
-        eos: frozenset[int],
-        ends: frozenset[int],
-        min_tokens: int,
-        stops: Stops,
-        stream: bool,
-        emit: Emit,
-    ) -> None:
-        self._engine = engine
-        self._rows = rows
-        self._eos = eos
-        self._ends = ends
-        self._min_tokens = min_tokens
-        self._stops = stops
-        self._stream = stream
-        self._emit = emit
-
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        import torch
-
-        self._engine.step()
-        for row, token_id in zip(self._rows, input_ids[:, -1].tolist(), strict=True):
-            if not row.is_over:
-                self._take(row, token_id)
-        over = [row.is_over for row in self._rows]
-        return torch.tensor(over, dtype=torch.bool, device=input_ids.device)
-
-    def _take(self, row: _Row, token_id: int) -> None:
-        text = row.text
-        if token_id in self._ends and len(text.ids) >= self._min_tokens:
-            text.end(token_id)
-            reason = None if token_id in self._eos else self._stops.reason(token_id)
-            self._emit(row.piece(FinishReason.stop, reason))
-        elif (stop := text.add(token_id)) is not None:
-            self._emit(row.piece(FinishReason.stop, stop))
-        elif row.is_aborted:
-            text.end()
-            self._emit(row.piece(FinishReason.abort))
-        elif len(text.ids) >= row.limit:
-            text.end()
-            self._emit(row.piece(FinishReason.length))
-        elif self._stream:
-            self._emit(row.piece())

@@ -8,22 +8,32 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import re
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shared.errors import InvalidRequest
 from shared.request import FinishReason
 from shared.sampling import SamplingParams
 from worker.engines.base import Capabilities, EngineDead, EngineError, EngineOutput, EnginePrompt
 from worker.engines.children import Children
 from worker.engines.devices import CPU_KV_CACHE_BYTES, Device, cpu_device
 from worker.engines.stop_tokens import Stops, special_tokens, split_stops
+from worker.engines.vllm_log import ErrorLog
+from worker.engines.vllm_terms import native_params, piece_of, request_error, words
 from worker.settings import EngineSettings
 
 log = logging.getLogger(__name__)
 KEPT_PARAMS = 256
 CLOSE_S = 1.0  # nothing in the engine is worth waiting for; left alone it takes up to 8 s
+# Settings whose values vLLM checks itself, some late and without their name.
+CHECKED_LATE = (
+    "dtype",
+    "vllm_quantization",
+    "vllm_load_format",
+    "vllm_kv_cache_dtype",
+    "kv_cache_dtype",
+)
 AUTO_LENGTH = -1  # vLLM: the model's own length, or what the memory for keys and values allows
 
 
@@ -75,6 +85,7 @@ class VllmAsyncEngine:
         self._waiting: set[str] = set()
         self._aborted: set[str] = set()
         self._children = Children()
+        self._errors = ErrorLog()
         self._steps = 0
 
     async def start(self) -> None:
@@ -88,9 +99,21 @@ class VllmAsyncEngine:
                 "ENGINE=transformers serves"
             ) from error
         except Exception as error:
+            cause = self._errors.cause() or words(error)
             await self.close()
-            raise EngineError(f"vLLM did not start: {_words(error)}") from error
+            raise EngineError(f"vLLM did not start: {cause}{self._hint(cause)}") from error
+        self._errors.forget()
         self._special = special_tokens(self._engine.renderer.tokenizer)
+
+    def _hint(self, cause: str) -> str:
+        """Which settings hold a value that the error speaks of."""
+        values = {name: getattr(self._settings, name) for name in CHECKED_LATE}
+        named = [
+            f"{name.upper()}={value}"
+            for name, value in values.items()
+            if value is not None and re.search(rf"\b{re.escape(value)}\b", cause)
+        ]
+        return f" (check {', '.join(named)})" if named else ""
 
     def _load(self) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -107,7 +130,8 @@ class VllmAsyncEngine:
         self._children.look()
         # Kept here and not returned: the thread would hold it, and it is to go when it is closed.
         self._engine = AsyncLLM.from_engine_args(
-            AsyncEngineArgs(**self._arguments), stat_loggers=[self._step_counter()]
+            AsyncEngineArgs(**self._arguments, logging_config=self._errors.config()),
+            stat_loggers=[self._step_counter()],
         )
 
     def _known(self, arguments: dict[str, Any], kind: type) -> dict[str, Any]:
@@ -157,7 +181,7 @@ class VllmAsyncEngine:
             Exception
         ) as error:  # vLLM's own checks of the parameters: the whole bucket shares them
             for prompt in prompts:
-                yield EngineOutput(prompt.request_id, error=_request_error(error))
+                yield EngineOutput(prompt.request_id, error=request_error(error))
             return
         pieces: asyncio.Queue[EngineOutput | EngineDead] = asyncio.Queue()
         self._waiting.update(prompt.request_id for prompt in prompts)
@@ -198,11 +222,12 @@ class VllmAsyncEngine:
         rendered = {"type": "token", "prompt_token_ids": list(prompt.token_ids)}
         try:
             async for output in self._engine.generate(rendered, native, rid):
-                pieces.put_nowait(_piece(rid, output, stops))
+                pieces.put_nowait(piece_of(rid, output, stops))
         except EngineDeadError as error:
-            pieces.put_nowait(EngineDead(f"vLLM's engine died: {_words(error)}"))
+            cause = self._errors.cause() or words(error)
+            pieces.put_nowait(EngineDead(f"vLLM's engine died: {cause}"))
         except Exception as error:
-            pieces.put_nowait(EngineOutput(rid, error=_request_error(error)))
+            pieces.put_nowait(EngineOutput(rid, error=request_error(error)))
 
     def _native(self, params: SamplingParams, stream: bool) -> tuple[Any, Stops]:
         """vLLM's own parameter object, one for a whole bucket."""
@@ -221,9 +246,9 @@ class VllmAsyncEngine:
             await self._engine.abort(list(request_ids))
 
     def effective_args(self) -> dict[str, Any]:
-        if self._engine is None:
-            return dict(self._arguments)
-        found = {**self._arguments, "max_model_len": self.max_model_len}
+        found = dict(self._arguments)
+        if self._engine is not None:
+            found["max_model_len"] = self.max_model_len
         return {**found, "dropped_arguments": self._dropped} if self._dropped else found
 
     async def close(self) -> None:
@@ -237,81 +262,4 @@ class VllmAsyncEngine:
                 log.exception("vLLM did not shut down in order")
             del engine
         await asyncio.to_thread(self._children.end)
-
-
-def native_params(params: SamplingParams, stops: Stops, stream: bool) -> Any:
-    from vllm import SamplingParams as Native
-    from vllm.sampling_params import RequestOutputKind
-
-    return Native(
-        max_tokens=params.max_tokens,
-        min_tokens=params.min_tokens,
-        stop=list(stops.strings),
-        stop_token_ids=list(stops.ids),
-        temperature=0.0 if params.is_greedy else params.temperature,
-        top_p=params.top_p,
-        top_k=max(params.top_k, 0),
-        repetition_penalty=params.repetition_penalty,
-        frequency_penalty=params.frequency_penalty,
-        presence_penalty=params.presence_penalty,
-        skip_special_tokens=params.skip_special_tokens,
-        logprobs=params.logprobs,
-        seed=params.seed,
-        ignore_eos=params.ignore_eos,
-        output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
-        # Each request gets a shallow copy; what vLLM adds to the shared sets is the model's own, so equal for all.
-        skip_clone=True,
-    )
-
-
-def _piece(rid: str, output: Any, stops: Stops) -> EngineOutput:
-    made = output.outputs[0]
-    reason = made.finish_reason
-    error = None
-    if reason == "error":
-        error = EngineError("vLLM ended the request with an error")
-    return EngineOutput(
-        rid,
-        made.text,
-        tuple(made.token_ids),
-        # `repetition` is vLLM's own stop rule, which nobody here asks for.
-        finish_reason=FinishReason("stop" if reason == "repetition" else reason)
-        if reason
-        else None,
-        stop_reason=stops.reason(made.stop_reason),
-        cached_tokens=output.num_cached_tokens or 0,
-        logprobs=_logprobs(made) if made.logprobs is not None else None,
-        error=error,
-    )
-
-
-def _logprobs(made: Any) -> list[dict[str, Any]]:
-    """For each token: itself and the likeliest, as id, text and natural logarithm."""
-    told = []
-    for token_id, found in zip(made.token_ids, made.logprobs, strict=True):
-        entries = [
-            {"token_id": int(i), "token": item.decoded_token, "logprob": float(item.logprob)}
-            for i, item in found.items()
-        ]
-        own = next(entry for entry in entries if entry["token_id"] == token_id)
-        likeliest = sorted(entries, key=lambda entry: -entry["logprob"])
-        told.append({**own, "top_logprobs": likeliest})
-    return told
-
-
-def _request_error(error: Exception) -> Exception:
-    """The caller's fault where vLLM says so; else the engine's, of this request alone."""
-    from vllm.exceptions import VLLMClientError
-
-    cause = error.__cause__ if isinstance(error.__cause__, VLLMClientError) else error
-    if isinstance(cause, VLLMClientError | ValueError):
-        return InvalidRequest(str(cause), param=getattr(cause, "parameter", None))
-    return EngineError(f"vLLM failed on this request: {_words(error)}")
-
-
-def _words(error: BaseException) -> str:
-    """The innermost cause that says something: vLLM wraps its errors."""
-    said = f"{type(error).__name__}: {error}".rstrip(": \n")
-    if error.__cause__ is not None and str(error.__cause__):
-        return f"{said} ({_words(error.__cause__)})"
-    return said
+        self._errors.close()
