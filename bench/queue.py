@@ -31,6 +31,7 @@ from shared.status import ReqStatus
 LATENCY_LIMIT_MS = 1.5
 WAIT_S = 30.0
 WARM_UP = 500
+PINGS = 2000
 # In flight to how many requests are counted.
 ALONE = {1: 3000}
 BOTH = {1: 3000, 64: 20_000}
@@ -38,15 +39,12 @@ NO_DELAY = {"ENGINE": "simulated"}
 
 
 @asynccontextmanager
-async def producer_of(redis_url: str) -> AsyncIterator[Producer]:
+async def connected(redis_url: str) -> AsyncIterator[tuple[Connection, QueueSettings]]:
     settings = QueueSettings.load(redis_url=redis_url, queue_name=QUEUE)
     connection = Connection.open(settings)
-    producer = Producer(connection, settings)
-    await producer.start()
     try:
-        yield producer
+        yield connection, settings
     finally:
-        await producer.close()
         await connection.close()
 
 
@@ -58,7 +56,9 @@ def no_op(rid: str) -> Req:
 
 
 async def measure(redis_url: str, in_flight: int, requests: int) -> Run[Answer]:
-    async with producer_of(redis_url) as producer:
+    async with connected(redis_url) as (connection, settings):
+        producer = Producer(connection, settings)
+        await producer.start()
 
         async def ask(_: int) -> Answer:
             rid = producer.new_id()
@@ -73,8 +73,25 @@ async def measure(redis_url: str, in_flight: int, requests: int) -> Run[Answer]:
                 )
             return answer
 
-        await closed_loop(range(min(WARM_UP, requests)), in_flight, ask)
-        return await closed_loop(range(requests), in_flight, ask)
+        try:
+            await closed_loop(range(min(WARM_UP, requests)), in_flight, ask)
+            return await closed_loop(range(requests), in_flight, ask)
+        finally:
+            await producer.close()
+
+
+async def round_trips(redis_url: str) -> Run[bytes]:
+    """The least that any call costs: a PING over the connection that submits use. A no-op makes at least three
+    such trips, two of them from the worker, so this tells how fast the machine is at the moment.
+    """
+    async with connected(redis_url) as (connection, _):
+
+        async def ping(_: int) -> bytes:
+            reply: bytes = await connection.line.run(("PING",))
+            return reply
+
+        await closed_loop(range(WARM_UP), 1, ping)
+        return await closed_loop(range(PINGS), 1, ping)
 
 
 def shown(run: Run[Answer], in_flight: int) -> Iterator[figures.Figure]:
@@ -98,6 +115,9 @@ def run(sizes: dict[int, int], folder: Path) -> bool:
             figures.note(f"{requests} no-ops, {in_flight} in flight")
             measured = uvloop.run(measure(stack.redis_url, in_flight, requests))
             all_met = figures.show(shown(measured, in_flight)) and all_met
+        trips = uvloop.run(round_trips(stack.redis_url))
+        p50_ms = figures.median(trips.latencies_s) * 1000
+        figures.show([figures.plain("queue.broker_round_trip_p50", p50_ms, "ms")])
     return all_met
 
 

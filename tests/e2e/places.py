@@ -67,6 +67,9 @@ class Family:
         }
         self._marks = {member: mark for member, mark in found.items() if mark is not None}
 
+    def __len__(self) -> int:
+        return len(self._marks)
+
     def alive(self) -> list[int]:
         return [pid for pid, mark in self._marks.items() if processes.identity(pid) == mark]
 
