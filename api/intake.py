@@ -122,6 +122,7 @@ class Intake:
         began = time.monotonic()
         self._drain.check()
         self._check(ask)
+        owns_id = rid is None
         rid = rid or self._producer.new_id()
         if ask.is_list:
             prompts: Sequence[str] = ask.prompt or ()
@@ -131,13 +132,15 @@ class Intake:
             )
             children = [_without_metadata(child) for child in children]
             self._log_routing(ask, children)
-            submitted = await self._producer.submit_list(head, children, self._caps, watch=watch)
+            submitted = await self._producer.submit_list(
+                head, children, self._caps, watch=watch, owns_id=owns_id
+            )
             n, req = len(children), head
         else:
             prompt = ask.prompt if isinstance(ask.prompt, str) else None
             req = self._complete(ask, rid, prompt)
             self._log_routing(ask, [req])
-            submitted = await self._producer.submit(req, self._caps, watch=watch)
+            submitted = await self._producer.submit(req, self._caps, watch=watch, owns_id=owns_id)
             n = None
         self._metrics.admitted(time.monotonic() - began)
         expires_s = min(req.queue_timeout_s, req.timeout_s)

@@ -183,10 +183,11 @@ class Line:
         # hiredis packs a command about seven times as fast as the client does.
         pack: Any = hiredis.pack_command
         packed = [pack(command) for command in commands]
-        await connection.send_packed_command(packed)
         missing: list[_Entry] = []
         again: Exception | None = None
         async with asyncio.timeout(min(REPLY_S, left_s)):
+            # Sending waits too: a broker that reads nothing fills the socket with a large payload.
+            await connection.send_packed_command(packed)
             for entry in batch:
                 try:
                     reply = await connection.read_response()
@@ -210,10 +211,10 @@ class Line:
 
     async def _load(self, connection: Any, entries: Sequence[_Entry]) -> None:
         calls = {e.call.script.sha: e.call for e in entries if isinstance(e.call, Call)}
-        await connection.send_packed_command(
-            connection.pack_commands([call.load_command for call in calls.values()])
-        )
         async with asyncio.timeout(REPLY_S):
+            await connection.send_packed_command(
+                connection.pack_commands([call.load_command for call in calls.values()])
+            )
             for _ in calls:
                 await connection.read_response()
 
@@ -262,8 +263,8 @@ class BlockingReader:
                 async with asyncio.timeout(CONNECT_S):
                     await connection.connect()
                 self._connection = connection
-            await self._connection.send_packed_command(self._connection.pack_command(*command))
             async with asyncio.timeout(block_s + 3):
+                await self._connection.send_packed_command(self._connection.pack_command(*command))
                 reply = await self._connection.read_response()
         except asyncio.CancelledError:
             # A reply may be under way: this connection's stream of replies is no longer in step.

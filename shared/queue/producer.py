@@ -7,7 +7,8 @@ import base64
 import hashlib
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -94,46 +95,60 @@ class Producer:
 
     # --- submit
 
-    async def submit(self, req: Req, caps: Caps, *, watch: bool = False) -> Submitted:
+    async def submit(
+        self, req: Req, caps: Caps, *, watch: bool = False, owns_id: bool = True
+    ) -> Submitted:
         """Accept one request. With `watch` its waiter is there before it is.
 
-        Raises QueueFull, IdempotencyMismatch, BrokerUnavailable (then it is cancelled, should it
-        have got through).
+        Raises QueueFull, IdempotencyMismatch, BrokerUnavailable. Where `owns_id` says that nobody else
+        can have used this id, one that got through all the same is then ended.
         """
         call = self._scripts.submit(req.id, codec.encode(req), self._meta(req), caps.packed)
-        if watch:
-            if not self._has_stream:
-                await self._tick()
-            self._waiters.add(req.id, call)
-        try:
-            reply = await self._run_submit(req.id, call)
+        if not watch:
+            return self._submitted(req.id, await self._run_submit(req.id, call, owns_id))
+        async with self._watching(req.id, call):
+            reply = await self._run_submit(req.id, call, owns_id)
             submitted = self._submitted(req.id, reply)
-        except BaseException:
-            if watch:
-                self._waiters.remove(req.id)
-            raise
-        if watch:
-            await self._watched(req.id, submitted, reply[0])
+            self._waiters.mark_submitted(req.id)
+            if reply[0] == b"DUP":
+                await self._line.run(self._scripts.attach(req.id, self.api_id))
+            if submitted.joined:
+                await self._results.deliver_from_store(req.id)
         return submitted
 
     async def submit_list(
-        self, parent: Req, children: Sequence[Req], caps: Caps, *, watch: bool = False
+        self,
+        parent: Req,
+        children: Sequence[Req],
+        caps: Caps,
+        *,
+        watch: bool = False,
+        owns_id: bool = True,
     ) -> Submitted:
         """A list: room for all is reserved first, then they go in by chunks. Errors as for `submit`."""
-        if watch:
-            if not self._has_stream:
-                await self._tick()
-            self._waiters.add(parent.id)
-        try:
-            submitted = await self._submit_list(parent, children, caps, watch)
-        except BaseException:
-            if watch:
-                self._waiters.remove(parent.id)
-            raise
+        if not watch:
+            return await self._submit_list(parent, children, caps, owns_id)
+        async with self._watching(parent.id):
+            submitted = await self._submit_list(parent, children, caps, owns_id)
+            self._waiters.mark_submitted(parent.id)
+            if submitted.joined:
+                await self._results.deliver_from_store(parent.id)
         return submitted
 
+    @asynccontextmanager
+    async def _watching(self, rid: str, call: Call | None = None) -> AsyncIterator[None]:
+        """The waiter is there from here on, and goes again if what is done inside fails."""
+        if not self._has_stream:
+            await self._tick()
+        self._waiters.add(rid, call)
+        try:
+            yield
+        except BaseException:
+            self._waiters.remove(rid)
+            raise
+
     async def _submit_list(
-        self, parent: Req, children: Sequence[Req], caps: Caps, watch: bool
+        self, parent: Req, children: Sequence[Req], caps: Caps, owns_id: bool
     ) -> Submitted:
         delivery = _delivery(parent)
         tokens = sum(child.cost_tokens for child in children)
@@ -149,6 +164,7 @@ class Producer:
                 delivery,
                 caps.packed,
             ),
+            owns_id,
         )
         if reply[0] == b"DUP":
             await self._line.run(self._scripts.attach(parent.id, self.api_id))
@@ -160,22 +176,21 @@ class Producer:
                     (codec.encode(child), child.cost_tokens, _delivery(child)) for child in chunk
                 ]
                 meta = self._meta(chunk[0])
-                sent = await self._run_submit(
-                    parent.id, self._scripts.submit_many(parent.id, start, meta, packed)
-                )
+                part = self._scripts.submit_many(parent.id, start, meta, packed)
+                sent = await self._run_submit(parent.id, part, owns_id)
                 if sent[0] not in (b"OK", b"DUP"):
                     break  # cancelled or timed out meanwhile: the list ends by its own rules
-        if watch and reply[0] == b"DONE":
-            await self._results.deliver_from_store(parent.id)
         return submitted
 
-    async def _run_submit(self, rid: str, call: Call) -> Any:
+    async def _run_submit(self, rid: str, call: Call, owns_id: bool) -> Any:
         self._doubtful.discard(rid)
         try:
             return await self._line.run(call)
         except (BrokerUnavailable, asyncio.CancelledError):
-            # It may have got through; nobody waits for it, so it must not run.
-            self._doubtful.add(rid)
+            # It may have got through; nobody waits for it, so it must not run. Under an id that others
+            # use too somebody may wait: there the same submit again finds it.
+            if owns_id:
+                self._doubtful.add(rid)
             raise
 
     def _submitted(self, rid: str, reply: list[Any]) -> Submitted:
@@ -188,16 +203,6 @@ class Producer:
         if verdict == b"DONE":
             return Submitted(rid, 0, 0, joined=True)
         return Submitted(rid, int(reply[1]), int(reply[2]), joined=verdict == b"DUP")
-
-    async def _watched(self, rid: str, submitted: Submitted, verdict: bytes) -> None:
-        waiter = self._waiters.get(rid)
-        if waiter is not None:
-            waiter.is_submitted = True
-        if verdict == b"DONE":
-            await self._results.deliver_from_store(rid)
-        elif submitted.joined:
-            await self._line.run(self._scripts.attach(rid, self.api_id))
-            await self._results.deliver_from_store(rid)
 
     def _meta(self, req: Req) -> list[Any]:
         return [
@@ -230,17 +235,12 @@ class Producer:
 
     async def attach(self, rid: str) -> Snapshot | None:
         """Watch an id of somebody else's (then `wait`, `unwatch`); its snapshot, None if never seen."""
-        if not self._has_stream:
-            await self._tick()
-        self._waiters.add(rid)
-        try:
+        async with self._watching(rid):
             await self._line.run(self._scripts.attach(rid, self.api_id))
+            self._waiters.mark_submitted(rid)
             snapshot = await self.peek(rid)
             if snapshot is not None and snapshot.outcome is not None:
                 await self._results.deliver_from_store(rid)
-        except BaseException:
-            self._waiters.remove(rid)
-            raise
         if snapshot is None:
             self._waiters.remove(rid)
         return snapshot

@@ -98,6 +98,11 @@ class Results:
             answer = (await self.answers([rid]))[0]
         except BrokerUnavailable:
             return  # the reconcile comes back to it
+        except CodecError as error:
+            # Of a later release, or damaged: waiting longer would not make it readable.
+            log.error("the result of %s cannot be read: %s", rid, error)
+            self._waiters.fail(rid, error)
+            return
         if answer is not None:
             self._waiters.deliver(answer)
 

@@ -23,7 +23,9 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Waiter:
-    """`resubmit` is the call that made the request, kept to make it again should the broker lose it."""
+    """`resubmit` is the call that made the request, kept to make it again should the broker lose it.
+    Until `is_submitted` the broker is not asked for it: it may not have got there yet.
+    """
 
     __slots__ = ("checked_at", "future", "is_submitted", "readers", "resubmit")
 
@@ -32,7 +34,7 @@ class Waiter:
         self.readers = 0
         self.resubmit = resubmit
         self.checked_at = now
-        self.is_submitted = resubmit is None
+        self.is_submitted = False
 
 
 class Waiters:
@@ -54,6 +56,11 @@ class Waiters:
             self._by_id[rid] = waiter
         waiter.readers += 1
         return waiter
+
+    def mark_submitted(self, rid: str) -> None:
+        waiter = self._by_id.get(rid)
+        if waiter is not None:
+            waiter.is_submitted = True
 
     def get(self, rid: str) -> Waiter | None:
         return self._by_id.get(rid)

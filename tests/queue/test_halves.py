@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from shared import codec
-from shared.errors import BrokerUnavailable, IdempotencyMismatch, QueueFull
+from shared.errors import BrokerUnavailable, CodecError, IdempotencyMismatch, QueueFull
 from shared.queue.connection import Connection
 from shared.queue.consumer import Consumer, Finished, Grant
 from shared.queue.producer import Producer
@@ -333,3 +333,45 @@ async def test_a_submit_in_doubt_is_ended_when_the_broker_is_back(queue_name: st
     finally:
         server.stop()
         server.clean()
+
+
+async def test_a_submit_in_doubt_under_a_shared_id_ends_nobody_elses_request(
+    queue_name: str,
+) -> None:
+    server = Server().start()
+    try:
+        async with (
+            pair_on(server.url, queue_name) as first,
+            pair_on(server.url, queue_name) as second,
+        ):
+            req = first.req("shared", rid=first.producer.derived_id("t", "key", "k"))
+            await first.producer.submit(req, FREE, watch=True, owns_id=False)
+            await second.producer.stats()
+            server.send(signal.SIGSTOP)
+            with pytest.raises(BrokerUnavailable):
+                await second.producer.submit(req, FREE, watch=True, owns_id=False)
+            server.send(signal.SIGCONT)
+            await until(lambda: second.producer.is_up and first.producer.is_up)
+            await asyncio.sleep(2.5)  # two rounds of what would have ended it
+            async with serving(first):
+                assert (await first.producer.wait(req.id, 10)).body == Body(text="A(shared)")
+            assert second.producer.waiting == 0
+    finally:
+        server.stop()
+        server.clean()
+
+
+async def test_a_result_that_cannot_be_read_is_an_error_and_no_endless_wait(
+    pair: Pair, broker_url: str
+) -> None:
+    req = pair.req()
+    await pair.producer.submit(req, FREE, watch=True)
+    grant = (await pair.consumer.claim(1, is_idle=True)).grants[0]
+    client: Any = redis.Redis.from_url(broker_url)
+    prefix = f"sl:{{{pair.settings.queue_name}:0}}"
+    client.delete(f"{prefix}:out:{pair.producer.api_id}")
+    await pair.answer(grant)
+    client.set(f"{prefix}:body:{req.id}", b"\xc1 no record")
+    client.close()
+    with pytest.raises(CodecError):
+        await pair.producer.wait(req.id, 10)

@@ -49,6 +49,7 @@ def test_retry_waits_with_backoff_and_dies_after_max_attempts(shard: Shard) -> N
     outcome = shard.outcome(rid)
     assert outcome is not None
     assert (outcome.state, outcome.code) == ("E", "attempts_exhausted")
+    assert ("failed", "why") in [(event.kind, event.detail) for event in outcome.events]
 
 
 def test_a_worker_that_dies_before_starting_costs_the_request_nothing(shard: Shard) -> None:
@@ -76,6 +77,10 @@ def test_a_request_that_kills_its_workers_is_dead_after_max_crashes(shard: Shard
     shard.advance(LEASE_MS + 1000)
     shard.reap()
     assert shard.state(rid) == "K"
+    shard.end(rid, "dead")
+    outcome = shard.outcome(rid)
+    assert outcome is not None
+    assert ("crash", "lease lost by w3") in [(event.kind, event.detail) for event in outcome.events]
 
 
 def test_a_request_granted_again_and_again_without_a_start_becomes_a_suspect(shard: Shard) -> None:

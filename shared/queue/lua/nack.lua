@@ -23,6 +23,7 @@ for i = 8, #ARGV, 2 do
     elseif how == 'retry' then
       rec[R_AT] = rec[R_AT] + 1
       if rec[R_AT] >= max_attempts then
+        add_event(rec, now, 'failed', cause)
         kill(rid, rec, now, 'attempts_exhausted')
         reply[#reply + 1] = 'DEAD'
       else

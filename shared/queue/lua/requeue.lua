@@ -29,6 +29,7 @@ local function crash(rid, rec, now, cause, max_crashes)
   rec[R_CR] = rec[R_CR] + 1
   redis.call('HINCRBY', K_stat, 'crashes', 1)
   if rec[R_CR] > max_crashes then
+    add_event(rec, now, 'crash', cause)
     kill(rid, rec, now, 'attempts_exhausted')
     return 'DEAD'
   end
