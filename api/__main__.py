@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import resource
 import socket
 import sys
 
@@ -16,6 +15,7 @@ from api.settings import ApiSettings
 from api.wire import BoundedHttp
 from shared.errors import SettingsError
 from shared.log import set_up_logging
+from shared.open_files import raise_open_files
 from shared.settings import warn_unknown
 
 log = logging.getLogger("api")
@@ -62,20 +62,12 @@ def main() -> int:
         print(f"api: {error.message}", file=sys.stderr)
         return 2
     warn_unknown()
-    raise_file_limit()
+    raise_open_files()
     try:
         server_for(app, settings).run()
     except KeyboardInterrupt:
         pass  # the server has stopped in order, and only then lets the signal through
     return 0
-
-
-def raise_file_limit() -> None:
-    """Every waiting caller is a socket."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        log.debug("open files: %d, was %d", hard, soft)
 
 
 if __name__ == "__main__":

@@ -5,14 +5,11 @@ of the parts.
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-MAC_OPEN_FILES = 10_240  # macOS says "unlimited" and means this
 
 
 def visible_gpus(limited_to: str | None) -> list[str]:
@@ -59,17 +56,3 @@ def openmp_library(prefix: Path = Path(sys.prefix)) -> Path | None:
     """
     library = prefix / "lib" / "libiomp5.so"
     return library if sys.platform.startswith("linux") and library.is_file() else None
-
-
-def raise_open_files() -> int:
-    """Lifts the limit of open files to the hard one; children inherit it. Returns the limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = hard
-    if hard == resource.RLIM_INFINITY and sys.platform == "darwin":
-        wanted = MAC_OPEN_FILES
-    if soft != wanted:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        except (OSError, ValueError):
-            return soft  # a container may forbid it; what is there will do
-    return wanted

@@ -34,7 +34,7 @@ class UpSettings(Settings):
     """A TCP port on the loopback for the embedded broker; 0: its socket alone."""
     broker_maxmemory: str = "0"
     """The embedded broker's limit such as 2gb; 0: none."""
-    durability: Literal["none", "aof", "replica"] = "none"
+    durability: Literal["none", "aof"] = "none"
     engine: str | None = None
     """The worker's choice of engine; `simulated` needs no model."""
     drain_s: Annotated[float, Field(ge=0, le=3600)] = 30.0

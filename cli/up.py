@@ -26,6 +26,7 @@ from cli.records import end_leftovers
 from cli.service_view import ServiceView, WorkerView
 from cli.settings import PlacementVariables, UpSettings, inherited
 from cli.supervisor import Life, Supervised
+from shared.open_files import raise_open_files
 
 T = TypeVar("T")
 LOOK_EVERY_S = 1.0
@@ -269,5 +270,5 @@ def run_up(settings: UpSettings, placement: PlacementVariables, board: Board) ->
         check_free(settings.host, settings.port)
         if settings.broker_port and settings.redis_url is None:
             check_free("127.0.0.1", settings.broker_port)
-        machine.raise_open_files()
+        raise_open_files()
         asyncio.run(Up(settings, placement, folder, board).run())

@@ -6,25 +6,26 @@ Exit codes: 0 drained, 1 the engine died, 2 a bad setting, 3 no engine could be 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
 from shared.errors import BrokerUnavailable, EngineError, SettingsError
 from shared.log import set_up_logging
+from shared.open_files import raise_open_files
 from shared.queue.connection import Connection
 from shared.queue.consumer import Consumer
 from shared.queue.housekeeper import Housekeeper
 from shared.settings import warn_unknown
 from shared.worker_info import WorkerInfo, WorkerState
+from worker.engines.children import kill_descendants
 from worker.hubs import ModelError
 from worker.leases import Leases
 from worker.loop import Loop
@@ -36,19 +37,6 @@ from worker.warmup import warm_up
 
 log = logging.getLogger("worker")
 LINGER_S = 10.0
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> None:
-    """Linux: a worker whose launcher is gone, even by SIGKILL, goes too."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def raise_file_limit() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Worker:
@@ -89,8 +77,8 @@ class Worker:
             log.info("stopped while the engine was loading")
             await starting.stop()
             await self._leave()
-            # Whatever the engine has begun in other threads and processes is ended by the exit.
-            os._exit(0)
+            # The engine has begun threads that no exit waits for, and processes that would outlive it.
+            exit_now(0)
         try:
             started = loading.result()
         except (SetupFailed, SettingsError, EngineError, ModelError, OSError) as error:
@@ -125,7 +113,9 @@ class Worker:
         # Long enough to be seen in /workers; then the supervisor may try again.
         await asyncio.wait({stopping}, timeout=LINGER_S)
         await leases.stop()
-        await self._leave()
+        # What it said last stays: whoever looks later is told as well, until it is forgotten.
+        await self._connection.close()
+        await asyncio.to_thread(kill_descendants)
         return 3
 
     async def _serve(self, started: Started, stop: asyncio.Event) -> int:
@@ -133,7 +123,7 @@ class Worker:
         metrics = WorkerMetrics(self._id, engine.name)
         port = None
         if settings.worker_port:
-            port = MetricsPort(metrics, "0.0.0.0", settings.worker_port)
+            port = MetricsPort(metrics, settings.worker_host, settings.worker_port)
         able = (*sorted(engine.capabilities.fields), "chat_template_kwargs")
         self._info = msgspec.structs.replace(
             self._info,
@@ -184,8 +174,7 @@ class Worker:
             log.critical(
                 "the engine has been stuck for %.0f s more than its limit; exiting", seconds
             )
-            logging.shutdown()
-            os._exit(4)
+            exit_now(4)
 
     async def _leave(self) -> None:
         try:
@@ -193,6 +182,13 @@ class Worker:
         except BrokerUnavailable as error:
             log.warning("left without a word to the broker: %s", error)
         await self._connection.close()
+
+
+def exit_now(code: int) -> NoReturn:
+    """Without waiting for a thread that may never come back; no process below is left."""
+    kill_descendants()
+    logging.shutdown()
+    os._exit(code)
 
 
 def _plain(args: dict[str, object]) -> dict[str, object]:
@@ -209,8 +205,7 @@ def main() -> int:
         return 2
     set_up_logging(settings)
     warn_unknown()
-    die_with_parent()
-    raise_file_limit()
+    raise_open_files()
     try:
         return asyncio.run(Worker(settings).run())
     except SettingsError as error:

@@ -133,11 +133,11 @@ class WorkerSettings(QueueSettings, LogSettings, EngineSettings):
     """One worker process. Times in seconds."""
 
     worker_id: Annotated[str, AfterValidator(_name)] | None = None
+    worker_host: str = "127.0.0.1"
     worker_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     served_model_name: str | None = None
     stall_limit_s: Annotated[float, Field(gt=0, le=3_600)] = 60.0
     drain_s: Annotated[float, Field(ge=0, le=3_600)] = 30.0
-    batch_wait_s: Annotated[float, Field(ge=0, le=60)] = 0.0
     claim_max: Annotated[int, Field(ge=1, le=1_024)] = 64
 
 

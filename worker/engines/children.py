@@ -56,3 +56,16 @@ def _is_tracker(process: object) -> bool:
         return any("resource_tracker" in part for part in process.cmdline())
     except psutil.Error:
         return False
+
+
+def kill_descendants() -> None:
+    """Everything below this process, at once: for an exit that waits for nothing."""
+    import psutil
+
+    below = psutil.Process().children(recursive=True)
+    for process in below:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(below, timeout=LAST_S)
