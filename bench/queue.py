@@ -131,7 +131,6 @@ def main() -> int:
     sizes = ALONE if options.latency else BOTH
     if options.requests:
         sizes = dict.fromkeys(sizes, options.requests)
-    # A short path, since the broker's socket lies below it.
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         try:
             return 0 if run(sizes, Path(folder)) else 1

@@ -135,7 +135,7 @@ def service(folder: Path, own: Mapping[str, str]) -> Iterator[Service]:
     )
     with Guarded("up", (sys.executable, "-m", "cli", "up"), folder, env) as up:
         up.until(lambda: get(url) == {"status": "ok"})
-        yield Service(url, f"unix://{data / 'broker' / 'broker.sock'}")
+        yield Service(url, (data / "run" / "broker.url").read_text("utf-8").strip())
 
 
 def get(url: str) -> object:

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
 
+SOCKET_FOLDER = "sluice-"
 SOCKET_NAME = "broker.sock"
 SOCKET_PATH_BYTES = 107  # what fits in sun_path on Linux, less the closing zero; macOS has 103
 PING_S = 1.0
@@ -93,11 +94,13 @@ def server_binary() -> Path:
 
 
 def socket_path(folder: Path) -> Path:
-    """A place for the socket: in the folder, or in a private temporary one where its path would be
-    too long.
-    """
-    path = folder / SOCKET_NAME
+    """A place for the socket: in the folder, or in a private temporary one where its path would be too long."""
     limit = SOCKET_PATH_BYTES if platform.system() == "Linux" else 103
+    path = folder / SOCKET_NAME
     if len(str(path).encode()) <= limit:
         return path
-    return Path(tempfile.mkdtemp(prefix="sluice-")) / SOCKET_NAME
+    for parent in (Path(tempfile.gettempdir()), Path("/tmp")):
+        sample = parent / f"{SOCKET_FOLDER}12345678" / SOCKET_NAME
+        if len(str(sample).encode()) <= limit:
+            return Path(tempfile.mkdtemp(prefix=SOCKET_FOLDER, dir=parent)) / SOCKET_NAME
+    raise BrokerError(f"no path for the broker's socket is short enough: {path}")

@@ -35,6 +35,7 @@ class DataFolder:
         self.broker = self.path / "broker"
         self.logs = self.path / "logs"
         self.run = self.path / "run"
+        self.broker_url = self.run / "broker.url"
         self._lock: IO[str] | None = None
 
     def record(self, part: str) -> Path:

@@ -156,6 +156,8 @@ class Up:
             maxmemory=self._settings.broker_maxmemory,
         )
         self._env["REDIS_URL"] = broker.url
+        # Where its socket really is: a long path to the folder has moved it away.
+        self._folder.broker_url.write_text(broker.url + "\n", encoding="utf-8")
 
         async def is_ready(_: Life) -> str | None:
             answers = await asyncio.to_thread(broker.answers)
