@@ -80,7 +80,7 @@ class Consumer:
         self._beats = connection.sync_line()
         self._seq = 1
         self._seq_seen = 0
-        self._claiming: asyncio.Task[Claimed] | None = None
+        self._claiming: asyncio.Future[Any] | None = None
         self._notifying: set[asyncio.Task[None]] = set()
 
     async def claim(
@@ -91,18 +91,23 @@ class Consumer:
         Cancelling this does not lose grants: `leave` gives back what was on its way.
         """
         if self._claiming is None:
-            self._claiming = asyncio.ensure_future(self._claim(n, is_idle, slots or n, max_bytes))
-        claiming = self._claiming
-        await asyncio.wait({claiming})
+            lease_ms = int(self._settings.lease_s * 1000)
+            call = self._scripts.claim(
+                self.name, self._seq, n, max_bytes, lease_ms, is_idle, slots or n
+            )
+            # On BrokerUnavailable the number stays: the next claim repeats it and gets the same grants.
+            self._claiming = self._line.send(call)
+        try:
+            reply = await asyncio.shield(self._claiming)
+        except Exception:
+            self._claiming = None
+            raise
         # Cleared only once the caller has it: whoever was cancelled meanwhile leaves it for the next.
         self._claiming = None
-        return claiming.result()
+        return self._claimed(reply)
 
-    async def _claim(self, n: int, is_idle: bool, slots: int, max_bytes: int) -> Claimed:
-        lease_ms = int(self._settings.lease_s * 1000)
-        call = self._scripts.claim(self.name, self._seq, n, max_bytes, lease_ms, is_idle, slots)
-        # On BrokerUnavailable the number stays: the next claim repeats it and gets the same grants.
-        verdict, paused, suspects, remaining, solo, *grants = await self._line.run(call)
+    def _claimed(self, reply: list[Any]) -> Claimed:
+        verdict, paused, suspects, remaining, solo, *grants = reply
         if verdict == b"STALE":
             log.warning("claim %d was answered as stale", self._seq)
         self._seq_seen = self._seq
@@ -216,13 +221,13 @@ class Consumer:
         """A clean stop: what a claim still had on its way is given back, own keys go."""
         if self._claiming is not None:
             done = await asyncio.gather(self._claiming, return_exceptions=True)
-            if isinstance(done[0], Claimed):
-                await self.release(done[0].grants)
+            if not isinstance(done[0], BaseException):
+                await self.release(self._claimed(done[0]).grants)
         fields = [f"{kind}:{self.name}" for kind in ("i", "b", "c")]
         command: tuple[Any, ...] = ("HDEL", self._keys.fixed("wk"), *fields)
         await self._line.run(command)
         await self._line.run(("DEL", self._keys.ctl(self.name)))
-        await self._bell.close()
+        self._bell.close()
 
     def close_beats(self) -> None:
         """After the beat thread has ended."""

@@ -6,7 +6,7 @@ Used by cancel (the front door) and by the housekeeper (expired and dead request
 from __future__ import annotations
 
 from shared import codec
-from shared.queue.connection import Line
+from shared.queue.line import Line
 from shared.queue.scripts import Scripts
 
 INLINE_MAX = 1024

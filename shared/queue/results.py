@@ -34,7 +34,7 @@ class Results:
         for task in self._fetching:
             task.cancel()
         await asyncio.gather(*self._fetching, return_exceptions=True)
-        await self._reader.close()
+        self._reader.close()
 
     async def answers(self, rids: Sequence[str]) -> list[Answer | None]:
         """Results with bodies, in order; None where it is not final (or unknown)."""

@@ -11,17 +11,6 @@ local function position(rid, lane)
   return ahead + (redis.call('ZRANK', LANES[lane], rid) or 0)
 end
 
--- Which cap n more requests of `tokens` in all would break; nil if none.
-local function over_cap(caps, tenant, n, tokens)
-  local have = redis.call('HMGET', K_ten, 'r', 't', 'r:' .. tenant, 't:' .. tenant)
-  local more = {n, tokens, n, tokens}
-  local name = {'requests', 'tokens', 'tenant_requests', 'tenant_tokens'}
-  for i = 1, 4 do
-    if caps[i] > 0 and (tonumber(have[i]) or 0) + more[i] > caps[i] then return name[i] end
-  end
-  return nil
-end
-
 -- Start-time fair queueing inside a lane: the tag is where the tenant's virtual time stands.
 local function next_tag(lane, tenant, tokens)
   local t = redis.call('HMGET', K_tags, 'v' .. lane, 'f' .. lane .. ':' .. tenant)

@@ -6,17 +6,29 @@
 -- Moves: Q to R. A second run with the same seq gives the same grants again.
 -- FLAGS: allow-oom
 -- USES: prelude
-local now = queue_now()
+local now, _, _, _, is_paused = queue_now()
 local wid, seq, n, bytes_left = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local lease_ms, is_idle, slots = tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARGV[8])
 local LANES = {[0] = K_ready_0, [1] = K_ready_1, [2] = K_ready_2}
 local BOOST_MS = {[0] = 30000, [1] = 10000, [2] = 0}
 local reply = {'OK', 0, 0, 0, 0}
 
+-- Per set: the ids that were fetched of it, where these are all, and how many of them were taken out.
+local fetched, gone = {}, {}
+
+local function fetch(set, most)
+  local ids = redis.call('ZRANGE', set, 0, most - 1)
+  if #ids < most then fetched[set] = #ids end
+  return ids
+end
+
+local function left_in(set)
+  return fetched[set] and fetched[set] - (gone[set] or 0) or redis.call('ZCARD', set)
+end
+
 local function finish_reply()
-  reply[3] = redis.call('ZCARD', K_ready_S)
-  reply[4] = redis.call('ZCARD', K_ready_0) + redis.call('ZCARD', K_ready_1) + redis.call('ZCARD', K_ready_2)
-    + redis.call('ZCARD', K_ready_R)
+  reply[3] = left_in(K_ready_S)
+  reply[4] = left_in(K_ready_R) + left_in(K_ready_0) + left_in(K_ready_1) + left_in(K_ready_2)
   return reply
 end
 
@@ -50,20 +62,26 @@ if last then
   end
 end
 
-if redis.call('HGET', K_flags, 'paused') == '1' then
+if is_paused then
   reply[2] = 1
   redis.call('HSET', K_wk, 'c:' .. wid, cmsgpack.pack({seq}))
   return finish_reply()
 end
 
 local taken = {seq}
+local fence
+
+local function remove(rid, set)
+  redis.call('ZREM', set, rid)
+  gone[set] = (gone[set] or 0) + 1
+end
 
 -- False once the byte budget is used up: the request stays where it is.
 local function take(rid, rec, set)
   local payload = payload_of(rec)
   if not payload then
     -- Somebody removed the entry: the request cannot run, so it is handed to the sweep to be ended.
-    redis.call('ZREM', set, rid)
+    remove(rid, set)
     rec[R_ST] = 'K'
     add_event(rec, now, 'dead', 'payload_lost')
     save_record(rid, rec)
@@ -72,9 +90,10 @@ local function take(rid, rec, set)
   end
   if #payload > bytes_left and #taken > 1 then return false end
   bytes_left = bytes_left - #payload
-  redis.call('ZREM', set, rid)
+  remove(rid, set)
   rec[R_ST], rec[R_W], rec[R_ST0], rec[R_CT] = 'R', wid, 0, now
-  rec[R_TOK] = seq .. '-' .. int(redis.call('HINCRBY', K_stat, 'fence', 1))
+  fence = fence or int(redis.call('HINCRBY', K_stat, 'fence', 1))
+  rec[R_TOK] = seq .. '-' .. fence
   rec[R_GR] = rec[R_GR] + 1
   add_event(rec, now, 'claimed', wid)
   save_record(rid, rec)
@@ -87,9 +106,8 @@ end
 
 local function is_over(rec) return rec[R_DL] <= now or rec[R_QT] <= now end
 
-if is_idle and redis.call('ZCARD', K_ready_S) > 0 then
-  local most = math.max(1, math.floor(slots / 4))
-  for _, rid in ipairs(redis.call('ZRANGE', K_ready_S, 0, most - 1)) do
+if is_idle then
+  for _, rid in ipairs(fetch(K_ready_S, math.max(1, math.floor(slots / 4)))) do
     local rec = load_record(rid)
     if rec and not is_over(rec) then
       local alone = rec[R_CR] >= 2
@@ -102,14 +120,14 @@ if is_idle and redis.call('ZCARD', K_ready_S) > 0 then
 end
 
 if reply[5] == 0 then
-  for _, rid in ipairs(redis.call('ZRANGE', K_ready_R, 0, n + 255)) do
+  for _, rid in ipairs(fetch(K_ready_R, n + 256)) do
     if #taken > n then break end
     local rec = load_record(rid)
     if rec and rec[R_DL] > now and not take(rid, rec, K_ready_R) then break end
   end
   -- The three lanes' heads are merged by submit time less boost; inside a lane the tag orders.
-  local heads, at, recs = {}, {1, 1, [0] = 1}, {}
-  for l = 0, 2 do heads[l] = redis.call('ZRANGE', LANES[l], 0, n + 255) end
+  local heads, at, recs, virtual = {}, {1, 1, [0] = 1}, {}, {}
+  for l = 0, 2 do heads[l] = fetch(LANES[l], n + 256) end
   local function head(l)
     while true do
       local rid = heads[l][at[l]]
@@ -130,9 +148,10 @@ if reply[5] == 0 then
     if not best then break end
     local rid = heads[best][at[best]]
     if not take(rid, recs[rid], LANES[best]) then break end
-    redis.call('HSET', K_tags, 'v' .. best, real(recs[rid][R_TAG]))
+    virtual[best] = recs[rid][R_TAG]
     at[best] = at[best] + 1
   end
+  for l, tag in pairs(virtual) do redis.call('HSET', K_tags, 'v' .. l, real(tag)) end
 end
 
 redis.call('HSET', K_wk, 'c:' .. wid, cmsgpack.pack(taken))

@@ -4,7 +4,7 @@
 -- Replies: {OK, state before, wid} {GONE} {NOTDUE} {KEYS} (declared for another owner: peek again)
 -- Moves: any live state to C or E. A running one's worker is told through ctl and finds out by its beat.
 -- FLAGS: allow-oom
--- USES: prelude terminal
+-- USES: prelude room terminal
 local now = queue_now()
 local rid, how, code, message = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local rec = load_record(rid)

@@ -4,7 +4,7 @@
 -- Replies: {OK, submitted, n} {GONE} {NOTDUE} {KEYS, submitted}
 -- Moves: nothing to E (submit_incomplete) or C for each missing child. `submitted` moves on, so twice is as once.
 -- FLAGS: allow-oom
--- USES: prelude terminal
+-- USES: prelude room terminal
 local now = queue_now()
 local parent, state, code, start, count = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local grp = KEYS[NK + 1]
@@ -29,16 +29,13 @@ for i = 1, count do
   redis.call('HSET', grp, 'submitted', start + i)
   missed = count_child(parent, grp, KEYS[NK + 2], now, ARGV[7], outs)
 end
+local unused = 0
 if start + count == n then
+  unused = tonumber(g[3])
   redis.call('ZREM', K_resv, parent)
   redis.call('HSET', grp, 'tokens', 0)
-  redis.call('HINCRBY', K_ten, 't', -tonumber(g[3]))
-  redis.call('HINCRBY', K_ten, 't:' .. g[4], -tonumber(g[3]))
 end
-redis.call('HINCRBY', K_ten, 'r', -count)
-if redis.call('HINCRBY', K_ten, 'r:' .. g[4], -count) <= 0 then
-  redis.call('HDEL', K_ten, 'r:' .. g[4], 't:' .. g[4])
-end
+give_room(g[4], count, unused)
 local reply = {'OK', start + count, n}
 for _, api in ipairs(missed) do reply[#reply + 1] = api end
 return reply

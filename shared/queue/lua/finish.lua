@@ -4,7 +4,7 @@
 -- Replies: {OK, missed api...} {ALREADY} {LOST} {GONE}
 -- Moves: R (or Q, S after a lost lease that nobody claimed yet) to F or E. A second run finds its token in the outcome.
 -- FLAGS: allow-oom
--- USES: prelude terminal
+-- USES: prelude room terminal
 local now = queue_now()
 local rid, wid, token = ARGV[2], ARGV[3], ARGV[4]
 local rec = load_record(rid)
@@ -17,6 +17,7 @@ if not rec then
 end
 if rec[R_W] ~= wid or rec[R_TOK] ~= token or rec[R_ST] == 'K' then return {'LOST'} end
 if rec[R_ST] ~= 'R' then
+  leave_sets(rid, rec)
   rec[R_ST] = 'R'
   add_event(rec, now, 'late', wid)
 end

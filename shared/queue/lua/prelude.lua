@@ -18,12 +18,12 @@ local function queue_now()
     local t = redis.call('TIME')
     raw = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
   end
-  local f = redis.call('HMGET', K_flags, 'clk', 'off')
+  local f = redis.call('HMGET', K_flags, 'clk', 'off', 'paused')
   local clk, off = tonumber(f[1]) or 0, tonumber(f[2]) or 0
   local now = raw - off
   if clk > 0 and now - clk > 5000 then now = clk + 1000 end
   if clk > now then now = clk end
-  return now, raw, clk, off
+  return now, raw, clk, off, f[3] == '1'
 end
 
 local function load_record(rid)

@@ -4,7 +4,7 @@
 -- Replies: {OK, t0} {DUP, t0} {DONE} {MISMATCH} {FULL, which, queued}
 -- Moves: none. A second run finds the group (DUP). An unused reservation is swept after 30 s.
 -- FLAGS: deny-oom
--- USES: prelude
+-- USES: prelude room
 local now = queue_now()
 local parent, n, tokens, tenant, digest = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6]
 local caps = cmsgpack.unpack(ARGV[9])
@@ -19,20 +19,10 @@ if old[1] then
   if old[1] ~= digest then return {'MISMATCH'} end
   return {'DUP', old[2]}
 end
-local have = redis.call('HMGET', K_ten, 'r', 't', 'r:' .. tenant, 't:' .. tenant)
-local more = {n, tokens, n, tokens}
-local name = {'requests', 'tokens', 'tenant_requests', 'tenant_tokens'}
-for i = 1, 4 do
-  if caps[i] > 0 and (tonumber(have[i]) or 0) + more[i] > caps[i] then
-    return {'FULL', name[i], have[1] or '0'}
-  end
-end
+local full, queued = take_room(tenant, n, tokens, caps)
+if full then return {'FULL', full, queued} end
 redis.call('HSET', grp, 'n', n, 'submitted', 0, 'terminal', 0, 'tokens', tokens, 'digest', digest, 'tenant', tenant,
   'apis', ARGV[7], 'delivery', ARGV[8], 't0', int(now), 'cancelled', 0)
 redis.call('ZADD', K_resv, int(now + 30000), parent)
-redis.call('HINCRBY', K_ten, 'r', n)
-redis.call('HINCRBY', K_ten, 't', tokens)
-redis.call('HINCRBY', K_ten, 'r:' .. tenant, n)
-redis.call('HINCRBY', K_ten, 't:' .. tenant, tokens)
 redis.call('HINCRBY', K_stat, 'lists', 1)
 return {'OK', int(now)}

@@ -5,7 +5,7 @@
 -- Replies: {OK, position, t0} {DUP, position, t0} {DONE} {MISMATCH} {FULL, which, queued}
 -- Moves: nothing to Q (or L). A second run finds the record (DUP) or the outcome (DONE).
 -- FLAGS: deny-oom
--- USES: prelude accept
+-- USES: prelude room accept
 local now = queue_now()
 local rid, payload = ARGV[2], ARGV[3]
 local m, caps = cmsgpack.unpack(ARGV[4]), cmsgpack.unpack(ARGV[5])
@@ -21,13 +21,9 @@ if old then
 end
 -- The id of a list that has not ended is no single request's.
 if redis.call('EXISTS', KEYS[NK + 2]) == 1 then return {'MISMATCH'} end
-local full = over_cap(caps, m[2], 1, m[3])
-if full then return {'FULL', full, redis.call('HGET', K_ten, 'r') or '0'} end
+local full, queued = take_room(m[2], 1, m[3], caps)
+if full then return {'FULL', full, queued} end
 local rec = new_record(now, m, '', payload, rid)
-redis.call('HINCRBY', K_ten, 'r', 1)
-redis.call('HINCRBY', K_ten, 't', m[3])
-redis.call('HINCRBY', K_ten, 'r:' .. m[2], 1)
-redis.call('HINCRBY', K_ten, 't:' .. m[2], m[3])
 redis.call('HINCRBY', K_stat, 'submitted', 1)
 ring(now)
 return {'OK', position(rid, rec[R_LN]), int(now)}

@@ -40,25 +40,26 @@ local function count_child(parent, grp_key, res_key, now, ttl_ms, outs)
   return notice(parent, split(g[5]), outs, outcome, nil, 0)
 end
 
+-- Out of whichever set its state has it in.
+local function leave_sets(rid, rec)
+  if rec[R_ST] == 'R' then
+    redis.call('ZREM', K_lease, rid)
+  elseif rec[R_ST] == 'L' then
+    redis.call('ZREM', K_later, rid)
+  elseif rec[R_ST] == 'Q' then
+    for _, set in ipairs({K_ready_0, K_ready_1, K_ready_2, K_ready_R, K_ready_S}) do
+      if redis.call('ZREM', set, rid) == 1 then break end
+    end
+  end
+end
+
 -- keys = {res, body, grp, res_parent}. Returns the apis that were not declared.
 local function terminate(rid, rec, now, state, code, message, report, body, keys, outs, ttl_ms, body_ttl_ms, inline_max)
-  redis.call('ZREM', K_ready_0, rid)
-  redis.call('ZREM', K_ready_1, rid)
-  redis.call('ZREM', K_ready_2, rid)
-  redis.call('ZREM', K_ready_R, rid)
-  redis.call('ZREM', K_ready_S, rid)
-  redis.call('ZREM', K_later, rid)
-  redis.call('ZREM', K_lease, rid)
+  leave_sets(rid, rec)
   redis.call('ZREM', K_when, rid)
   redis.call('HDEL', K_live, rid)
   redis.call('XDEL', K_in, rec[R_EI])
-  redis.call('HINCRBY', K_ten, 'r', -1)
-  redis.call('HINCRBY', K_ten, 't', -rec[R_TK])
-  if redis.call('HINCRBY', K_ten, 'r:' .. rec[R_TN], -1) <= 0 then
-    redis.call('HDEL', K_ten, 'r:' .. rec[R_TN], 't:' .. rec[R_TN])
-  else
-    redis.call('HINCRBY', K_ten, 't:' .. rec[R_TN], -rec[R_TK])
-  end
+  give_room(rec[R_TN], 1, rec[R_TK])
   add_event(rec, now, 'ended', state)
   local started = rec[R_ST0] > 0 and rec[R_ST0] or (rec[R_ST] == 'R' and rec[R_CT] or 0)
   local outcome = cmsgpack.pack({1, state, code, message, rec[R_W], rec[R_TOK], rec[R_AT], rec[R_CR], rec[R_T0],

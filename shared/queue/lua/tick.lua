@@ -5,7 +5,7 @@
 -- Moves: none. Twice is as once.
 -- FLAGS: allow-oom
 -- USES: prelude
-local now, raw, clk, off = queue_now()
+local now, raw, clk, off, is_paused = queue_now()
 local step = raw - off - clk
 if clk == 0 then
   redis.call('HSET', K_flags, 'clk', int(raw), 'off', 0, 'layout', 1)
@@ -27,4 +27,4 @@ if #KEYS > NK then
   end
   redis.call('PEXPIRE', out, 60000)
 end
-return {int(now), redis.call('HGET', K_flags, 'paused') == '1' and 1 or 0, redis.call('HGET', K_sys, 'v') or '0', created}
+return {int(now), is_paused and 1 or 0, redis.call('HGET', K_sys, 'v') or '0', created}

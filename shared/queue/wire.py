@@ -1,0 +1,156 @@
+"""One connection to the broker: commands go out without waiting, replies come back in their order.
+
+redis-py opens the connection (address, TLS, password, database) and then hands over its socket: reading through
+its streams costs several task switches for each call. Knows no scripts and never tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import hiredis
+import redis
+import redis.asyncio as aioredis
+from redis.exceptions import ResponseError
+
+log = logging.getLogger(__name__)
+
+CONNECT_S = 1.0
+BACKOFF_S = (0.05, 2.0)
+# Replies by which a server says "not me" or "not now": drop the connection and try again.
+_AGAIN = (
+    "READONLY",
+    "LOADING",
+    "CLUSTERDOWN",
+    "MASTERDOWN",
+    "MOVED",
+    "UNBLOCKED",
+    "BUSY",
+    "NOREPLICAS",
+)
+_BROKEN = (OSError, TimeoutError, redis.ConnectionError, redis.TimeoutError)
+
+Command = tuple[str | bytes | int | float, ...]
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same call may go through on a later try."""
+    if isinstance(error, _BROKEN):
+        return True
+    # While it connects, redis-py names some of these by a class of its own, without the word.
+    return isinstance(error, ResponseError) and (
+        str(error).startswith(_AGAIN)
+        or type(error).__name__ in ("ReadOnlyError", "BusyLoadingError")
+    )
+
+
+class Backoff:
+    """Jittered, doubling from 50 ms to 2 s; logs the first failure and then at most every 10 s."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._failures = 0
+        self._logged_at = 0.0
+
+    def next_s(self, error: BaseException) -> float:
+        low, high = BACKOFF_S
+        delay = min(high, low * 2 ** min(self._failures, 10))
+        self._failures += 1
+        now = time.monotonic()
+        if self._failures == 1 or now - self._logged_at > 10:
+            self._logged_at = now
+            log.warning("%s: broker unavailable, trying again: %r", self._what, error)
+        return float(delay * random.uniform(0.5, 1.0))
+
+    def clear(self) -> None:
+        if self._failures:
+            log.info("%s: broker is back after %d failed tries", self._what, self._failures)
+        self._failures = 0
+
+
+class Wire(asyncio.Protocol):
+    """`on_reply` gets each reply, a ResponseError among them; `on_lost` is called once, unless closed first."""
+
+    def __init__(self, on_reply: Callable[[Any], None], on_lost: Callable[[Exception], None]):
+        self._on_reply = on_reply
+        self._on_lost = on_lost
+        self._replies: Any = hiredis.Reader(
+            protocolError=redis.ConnectionError, replyError=ResponseError
+        )
+        self._pack: Any = hiredis.pack_command
+        self._opened: Any = None
+        self._transport: Any = None
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    @classmethod
+    async def open(
+        cls,
+        pool: aioredis.ConnectionPool,
+        on_reply: Callable[[Any], None],
+        on_lost: Callable[[Exception], None],
+    ) -> Wire:
+        """Raises what redis-py raises, TimeoutError after `CONNECT_S`."""
+        wire = cls(on_reply, on_lost)
+        make: Any = pool.make_connection
+        opened = make()
+        try:
+            # `asyncio.timeout`: `wait_for` of Python 3.11 can swallow a cancellation, and a close would hang.
+            async with asyncio.timeout(CONNECT_S):
+                await opened.connect()
+            # redis-py has no public way to hand over its socket; it still owns and closes it.
+            wire._transport = opened._writer.transport
+        except BaseException:
+            await opened.disconnect(nowait=True)
+            raise
+        wire._opened = opened
+        wire._transport.set_protocol(wire)
+        return wire
+
+    @property
+    def has_room(self) -> bool:
+        """False while the server takes so little in that what is sent piles up here."""
+        return self._has_room.is_set()
+
+    async def room(self) -> None:
+        await self._has_room.wait()
+
+    def send(self, commands: Iterable[Command]) -> None:
+        self._transport.write(b"".join(map(self._pack, commands)))
+
+    def close(self) -> None:
+        """At once: what was not sent is dropped, what was not answered never will be."""
+        if self._opened is not None:
+            self._transport.abort()
+            opened, self._opened = self._opened, None
+            opened._close()
+        self._has_room.set()
+
+    # --- called by the transport
+
+    def data_received(self, data: bytes) -> None:
+        self._replies.feed(data)
+        try:
+            while (reply := self._replies.gets()) is not False and self._opened is not None:
+                self._on_reply(reply)
+        except redis.ConnectionError as error:
+            self._lose(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lose(error or redis.ConnectionError("the broker closed the connection"))
+
+    def pause_writing(self) -> None:
+        self._has_room.clear()
+
+    def resume_writing(self) -> None:
+        self._has_room.set()
+
+    def _lose(self, error: Exception) -> None:
+        if self._opened is not None:
+            self.close()
+            self._on_lost(error)
