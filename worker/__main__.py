@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import msgspec
+import uvloop
 
 from shared.errors import BrokerUnavailable, EngineError, SettingsError
 from shared.log import set_up_logging
@@ -207,7 +208,7 @@ def main() -> int:
     warn_unknown()
     raise_open_files()
     try:
-        return asyncio.run(Worker(settings).run())
+        return uvloop.run(Worker(settings).run())
     except SettingsError as error:
         print(error.message, file=sys.stderr)
         return 2

@@ -81,7 +81,7 @@ class Leases:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="beats", daemon=True)
         self._stalled_at: float | None = None
-        self._is_asked = False
+        self._is_tell_due = False
         self._failures = 0
 
     def start(self) -> None:
@@ -108,7 +108,14 @@ class Leases:
         """Told to the broker within moments: from then on a lost lease counts as a crash."""
         for held in self._find(grants):
             held.has_started = held.is_running = True
-        self._wake.set()
+        if not self._is_tell_due and self._loop is not None:
+            self._is_tell_due = True
+            self._loop.call_later(STARTED_SOON_S, self._tell_started)
+
+    def _tell_started(self) -> None:
+        self._is_tell_due = False
+        if self._has_untold():
+            self._wake.set()
 
     def mark_ended(self, grant: Grant) -> None:
         """The engine has answered; the lease is needed until the answer is stored."""
@@ -131,20 +138,16 @@ class Leases:
 
     def beat_now(self) -> None:
         """For what must be told now, such as another state."""
-        self._is_asked = True
         self._wake.set()
 
     def _run(self) -> None:
         due = time.monotonic()
         while not self._is_over:
-            if self._wake.wait(max(0.0, due - time.monotonic())):
-                time.sleep(STARTED_SOON_S)
-                self._wake.clear()
-                if not (self._is_asked or self._has_untold()) and time.monotonic() < due:
-                    continue
-            due = time.monotonic() + BEAT_S
-            self._is_asked = False
-            self._beat()
+            self._wake.wait(max(0.0, due - time.monotonic()))
+            self._wake.clear()
+            if not self._is_over:
+                due = time.monotonic() + BEAT_S
+                self._beat()
 
     def _has_untold(self) -> bool:
         with self._lock:

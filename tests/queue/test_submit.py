@@ -38,7 +38,7 @@ def test_position_counts_what_is_ahead(shard: Shard) -> None:
 
 def test_caps_are_kept_for_requests_tokens_and_tenants(shard: Shard) -> None:
     shard.submit("q.0-a", tokens=10)
-    assert shard.submit("q.0-b", caps=(1, 0, 0, 0)) == [b"FULL", b"requests", b"1"]
+    assert shard.submit("q.0-b", caps=(1, 0, 0, 0)) == [b"FULL", b"requests", 1]
     assert shard.submit("q.0-b", tokens=10, caps=(0, 19, 0, 0))[1] == b"tokens"
     assert shard.submit("q.0-b", caps=(0, 0, 1, 0))[1] == b"tenant_requests"
     assert shard.submit("q.0-b", tokens=10, caps=(0, 0, 0, 19))[1] == b"tenant_tokens"
@@ -73,7 +73,7 @@ def put(shard: Shard, parent: str, start: int, count: int) -> list[bytes]:
 
 def test_a_list_is_admitted_all_or_nothing(shard: Shard) -> None:
     shard.submit("q.0-a")
-    assert reserve(shard, "q.0-p", 4, (4, 0, 0, 0)) == [b"FULL", b"requests", b"1"]
+    assert reserve(shard, "q.0-p", 4, (4, 0, 0, 0)) == [b"FULL", b"requests", 1]
     assert reserve(shard, "q.0-p", 3, (4, 0, 0, 0))[0] == b"OK"
     assert shard.submit("q.0-b", caps=(4, 0, 0, 0))[0] == b"FULL"
     shard.check()

@@ -19,8 +19,8 @@ if old[1] then
   if old[1] ~= digest then return {'MISMATCH'} end
   return {'DUP', old[2]}
 end
-local full, queued = take_room(tenant, n, tokens, caps)
-if full then return {'FULL', full, queued} end
+local full, n_live = take_room(tenant, n, tokens, caps)
+if full then return {'FULL', full, n_live} end
 redis.call('HSET', grp, 'n', n, 'submitted', 0, 'terminal', 0, 'tokens', tokens, 'digest', digest, 'tenant', tenant,
   'apis', ARGV[7], 'delivery', ARGV[8], 't0', int(now), 'cancelled', 0)
 redis.call('ZADD', K_resv, int(now + 30000), parent)

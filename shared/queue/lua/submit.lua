@@ -21,9 +21,9 @@ if old then
 end
 -- The id of a list that has not ended is no single request's.
 if redis.call('EXISTS', KEYS[NK + 2]) == 1 then return {'MISMATCH'} end
-local full, queued = take_room(m[2], 1, m[3], caps)
-if full then return {'FULL', full, queued} end
+local full, n_live = take_room(m[2], 1, m[3], caps)
+if full then return {'FULL', full, n_live} end
 local rec = new_record(now, m, '', payload, rid)
 redis.call('HINCRBY', K_stat, 'submitted', 1)
 ring(now)
-return {'OK', position(rid, rec[R_LN]), int(now)}
+return {'OK', n_live > 1 and position(rid, rec[R_LN]) or 0, int(now)}

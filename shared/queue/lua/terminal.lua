@@ -19,9 +19,10 @@ local function notice(rid, apis, outs, outcome, body, inline_max)
   return missed
 end
 
-local function remember(rid, now)
+-- `nth` is a count of ends: the oldest are cut off now and then, not each time.
+local function remember(rid, now, nth)
   redis.call('ZADD', K_recent, int(now), rid)
-  redis.call('ZREMRANGEBYRANK', K_recent, 0, -RECENT_MAX - 1)
+  if nth % 64 == 0 then redis.call('ZREMRANGEBYRANK', K_recent, 0, -RECENT_MAX - 1) end
 end
 
 -- A child of `parent` ended; at the last one the parent gets its own outcome and notice.
@@ -36,7 +37,7 @@ local function count_child(parent, grp_key, res_key, now, ttl_ms, outs)
   redis.call('SET', res_key, outcome, 'PX', ttl_ms)
   redis.call('PEXPIRE', grp_key, ttl_ms)
   redis.call('ZREM', K_resv, parent)
-  remember(parent, now)
+  remember(parent, now, 0)
   return notice(parent, split(g[5]), outs, outcome, nil, 0)
 end
 
@@ -66,11 +67,11 @@ local function terminate(rid, rec, now, state, code, message, report, body, keys
     started, now, rec[R_DG], rec[R_TN], rec[R_PA], rec[R_FL], report, rec[R_EV], 0})
   redis.call('SET', keys[1], outcome, 'PX', ttl_ms)
   if body then redis.call('SET', keys[2], body, 'PX', body_ttl_ms) end
-  redis.call('HINCRBY', K_stat, STAT[state], 1)
+  local nth = redis.call('HINCRBY', K_stat, STAT[state], 1)
   if code ~= '' then redis.call('HINCRBY', K_stat, 'code:' .. code, 1) end
   if rec[R_PA] ~= '' then
     return count_child(rec[R_PA], keys[3], keys[4], now, ttl_ms, outs), outcome
   end
-  remember(rid, now)
+  remember(rid, now, nth)
   return notice(rid, rec[R_APIS], outs, outcome, body, inline_max), outcome
 end
