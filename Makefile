@@ -5,7 +5,7 @@ VENV := .venv/bin
 ARGS ?=
 
 # Tests with real engines and whole services: minutes, so they run when the quick ones have passed.
-SLOW := tests/engines tests/e2e tests/chaos
+SLOW := tests/engines tests/e2e
 
 .DEFAULT_GOAL := help
 .PHONY: help up down logs test check bench clean lock install install-dev
@@ -32,8 +32,10 @@ check: install-dev ## format, lint and types, as CI runs them
 	$(VENV)/mypy .
 
 bench: install-dev ## measure engine and queue against their targets, some minutes
-	@$(VENV)/python -m bench.queue --latency $(ARGS)
-	@$(VENV)/python -m bench.engine --quick $(ARGS)
+	@code=0; \
+	$(VENV)/python -m bench.queue --latency || code=$$?; \
+	$(VENV)/python -m bench.engine --quick || code=$$?; \
+	exit $$code
 
 clean: ## remove caches; ALL=1 removes data, fetched models and .venv too
 	@if [ "$(ALL)" = 1 ] && [ -x $(VENV)/python ]; then $(VENV)/python -m cli clean --all; fi

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 import sys
 
@@ -63,10 +64,12 @@ def main() -> int:
         return 2
     warn_unknown()
     raise_open_files()
+    # The server stops in order and only then lets the signal through, to whoever had it before.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         server_for(app, settings).run()
     except KeyboardInterrupt:
-        pass  # the server has stopped in order, and only then lets the signal through
+        pass
     return 0
 
 

@@ -11,7 +11,7 @@ from api.postprocess import postprocess
 from shared.queue.snapshot import Group, Snapshot
 from shared.queue.stats import QueueStats
 from shared.queue.waiters import Answer
-from shared.request import Outcome, Record, Usage, child_index, decode_delivery
+from shared.request import Event, Outcome, Record, Usage, child_index, decode_delivery
 from shared.status import ReqStatus
 
 EXPIRED = "the answer is no longer kept"
@@ -31,7 +31,7 @@ def has_expired(answer: Answer) -> bool:
 
 def urls(rid: str) -> dict[str, str]:
     base = f"/requests/{rid}"
-    return {"self": base, "events": f"{base}/events", "cancel": f"{base}/cancel"}
+    return {"self": base, "cancel": f"{base}/cancel"}
 
 
 def estimated_start_s(position: int | None, stats: QueueStats | None) -> float | None:
@@ -62,11 +62,12 @@ def live_object(snapshot: Snapshot, record: Record, stats: QueueStats | None) ->
     """A request that has not ended."""
     started = record.started_ms or None
     queue_ms = (started or snapshot.now_ms) - record.submitted_ms
+    left_ms = min(record.deadline_ms, record.queue_until_ms) - snapshot.now_ms
     return {
         "id": snapshot.id,
         "status": record.status.value,
-        "created_at": record.submitted_ms / 1000,
-        "started_at": started and started / 1000,
+        "created_at": _at(record.events, "submitted"),
+        "started_at": _at(record.events, "started", "claimed") if started else None,
         "finished_at": None,
         "queue_s": max(0, queue_ms) / 1000,
         "compute_s": max(0, snapshot.now_ms - started) / 1000 if started else 0.0,
@@ -81,7 +82,7 @@ def live_object(snapshot: Snapshot, record: Record, stats: QueueStats | None) ->
         "error": None,
         "queue_position": snapshot.position,
         "estimated_start_s": estimated_start_s(snapshot.position, stats),
-        "expires_at": min(record.deadline_ms, record.queue_until_ms) / 1000,
+        "expires_at": (snapshot.wall_ms + left_ms) / 1000,
         "urls": urls(snapshot.id),
     }
 
@@ -97,9 +98,9 @@ def final_object(answer: Answer, *, with_token_ids: bool = False) -> dict[str, A
     shown: dict[str, Any] = {
         "id": answer.id,
         "status": outcome.status.value,
-        "created_at": outcome.submitted_ms / 1000,
-        "started_at": started and started / 1000,
-        "finished_at": outcome.ended_ms / 1000,
+        "created_at": _at(outcome.events, "submitted"),
+        "started_at": _at(outcome.events, "started", "claimed") if started else None,
+        "finished_at": _at(outcome.events, "ended"),
         "queue_s": max(0, until - outcome.submitted_ms) / 1000,
         "compute_s": measured_s,
         "attempts": _tries(outcome.crashes, outcome.attempts, bool(started)),
@@ -107,7 +108,8 @@ def final_object(answer: Answer, *, with_token_ids: bool = False) -> dict[str, A
         "text": text_of(answer),
         "finish_reason": report.finish_reason and report.finish_reason.value,
         "stop_reason": report.stop_reason,
-        "usage": usage_object(report.usage) if started else None,
+        # A run that was ended from outside tells what it used a moment later.
+        "usage": usage_object(report.usage) if started and outcome.report_json else None,
         "reasoning_content": body.reasoning if body else None,
         "metadata": outcome.delivery.metadata,
         "error": outcome_error(outcome, answer.id),
@@ -125,17 +127,17 @@ def list_object(
     """A list: its own state, and every item in order."""
     metadata = decode_delivery(parent.delivery_json).metadata
     if isinstance(parent, Outcome):
-        status, created_ms, finished_ms = parent.status, parent.submitted_ms, parent.ended_ms
-        error = outcome_error(parent, rid)
+        status, error = parent.status, outcome_error(parent, rid)
+        created_at, finished_at = _at(parent.events, "submitted"), _at(parent.events, "ended")
     else:
         has_begun = n_ended > 0 or any(item["status"] != ReqStatus.PENDING.value for item in items)
         status = ReqStatus.RUNNING if has_begun else ReqStatus.PENDING
-        created_ms, finished_ms, error = parent.created_ms, 0, None
+        created_at, finished_at, error = parent.created_ms / 1000, None, None
     return {
         "id": rid,
         "status": status.value,
-        "created_at": created_ms / 1000,
-        "finished_at": finished_ms / 1000 if finished_ms else None,
+        "created_at": created_at,
+        "finished_at": finished_at,
         "n_items": len(items),
         "n_ended": n_ended,
         "metadata": metadata,
@@ -217,6 +219,19 @@ def item_failure(index: int, answer: Answer | None) -> dict[str, Any] | None:
     if error is None:
         return None
     return {"index": index, "code": outcome_code(answer.outcome), "message": error["message"]}
+
+
+def _at(events: Sequence[Event], *kinds: str) -> float | None:
+    """When the last of these happened, in Unix seconds of the broker's clock; the first kind that did counts.
+
+    Events tell that clock. Everything else in a record goes by the queue's, which stands still while the service is
+    down, and is good for differences alone.
+    """
+    for kind in kinds:
+        at_ms = next((event.at_ms for event in reversed(events) if event.kind == kind), None)
+        if at_ms is not None:
+            return at_ms / 1000
+    return None
 
 
 def _tries(crashes: int, attempts: int, has_started: bool) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
-from api.intake import Ask, digest_of
+from api.intake import Ask, check_list, digest_of
 from api.preferences import header_seconds
 from api.schemas import PredictBody, RequestBody, read_predict, read_request
 from api.settings import ApiSettings
@@ -35,6 +35,7 @@ def predict_ask(
     parsed: Any, headers: Headers, tenant: str, settings: ApiSettings
 ) -> tuple[Ask, PredictBody]:
     """The first seed's face, and its body for what concerns only the reply."""
+    _check_list_in(parsed, settings)
     body = read_predict(parsed)
     _refuse_stream(body.stream)
     given = {name: getattr(body, name) for name in _PREDICT_SAMPLING}
@@ -61,6 +62,7 @@ def predict_ask(
 
 def request_ask(parsed: Any, headers: Headers, tenant: str, settings: ApiSettings) -> Ask:
     """The full face."""
+    _check_list_in(parsed, settings)
     body, sampling = read_request(parsed)
     _refuse_unsupported(body)
     budget = body.max_new_tokens
@@ -90,6 +92,12 @@ def request_ask(parsed: Any, headers: Headers, tenant: str, settings: ApiSetting
         chat_template_kwargs=body.chat_template_kwargs,
         traceparent=_traceparent(headers),
     )
+
+
+def _check_list_in(parsed: Any, settings: ApiSettings) -> None:
+    """Before anybody looks at the items one by one: a body has room for millions."""
+    if isinstance(parsed, dict) and isinstance(parsed.get("prompt"), list):
+        check_list(parsed["prompt"], settings.list_limit)
 
 
 def _time_outs(

@@ -10,7 +10,7 @@ import re
 import secrets
 import time
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import error_object, error_response
@@ -98,8 +98,11 @@ class Edge:
                 else:
                     inlet = receive if length is not None else self._limited(receive)
                     await self._app(scope, inlet, send_out)
+            except ClientDisconnect:
+                # In the middle of its body: nothing was asked, and nobody reads an answer.
+                exchange.code = "client_gone"
             except Exception:
-                log.exception("unexpected error in %s", scope["path"])
+                log.exception("unexpected error in %s %s", scope["method"], _route(scope))
                 exchange.code = "internal_error"
                 if status:
                     raise  # the answer has begun: only closing the connection can tell
@@ -135,11 +138,17 @@ class Edge:
     def _measure(self, scope: Scope, exchange: Exchange, status: int, seconds: float) -> None:
         if exchange.is_rejected:
             self._metrics.rejected(exchange.code)
-        # The route's template, not the path: ids would make a label without bounds.
-        route = getattr(scope.get("route"), "path", None) or "unknown"
+        route = _route(scope)
         if route not in NOT_MEASURED:
             outcome = _outcome(exchange, status)
             self._metrics.answered(route, exchange.priority, outcome, exchange.code, seconds)
+
+
+def _route(scope: Scope) -> str:
+    """The route's template. The path is the client's: of its ids a label would have no bounds, of its line
+    breaks a log no lines.
+    """
+    return getattr(scope.get("route"), "path", None) or "unknown"
 
 
 def _outcome(exchange: Exchange, status: int) -> str:

@@ -131,6 +131,7 @@ class Intake:
                 children[0], id=rid, prompt=None, delivery=self._delivery(ask)
             )
             children = [_without_metadata(child) for child in children]
+            self._check_room(ask, children)
             self._log_routing(ask, children)
             submitted = await self._producer.submit_list(
                 head, children, self._caps, watch=watch, owns_id=owns_id
@@ -139,6 +140,7 @@ class Intake:
         else:
             prompt = ask.prompt if isinstance(ask.prompt, str) else None
             req = self._complete(ask, rid, prompt)
+            self._check_room(ask, [req])
             self._log_routing(ask, [req])
             submitted = await self._producer.submit(req, self._caps, watch=watch, owns_id=owns_id)
             n = None
@@ -151,10 +153,9 @@ class Intake:
     def _check(self, ask: Ask) -> None:
         settings = self._settings
         if ask.is_list:
-            n = len(ask.prompt or ())
-            _require(n > 0, "prompt", "must not be an empty list")
-            limit = settings.list_limit
-            _require(n <= limit, "prompt", f"must have at most {limit} items (LIST_LIMIT), got {n}")
+            prompts = ask.prompt or ()
+            _require(len(prompts) > 0, "prompt", "must not be an empty list")
+            check_list(prompts, settings.list_limit)
         for name, value, cap, setting in (
             ("queue_timeout_s", ask.queue_timeout_s, settings.max_queue_s, "MAX_QUEUE_S"),
             ("timeout_s", ask.timeout_s, settings.max_timeout_s, "MAX_TIMEOUT_S"),
@@ -181,6 +182,19 @@ class Intake:
                 raise UnsupportedParameter(
                     f"{name}: the workers here do not support it", param=name
                 )
+
+    def _check_room(self, ask: Ask, reqs: Sequence[Req]) -> None:
+        """What not even an empty queue has room for: to try again would be of no use."""
+        field = "prompt" if ask.messages is None else "messages"
+        caps, n, tokens = self._caps, len(reqs), sum(req.cost_tokens for req in reqs)
+        for need, what, cap, setting in (
+            (n, "requests", caps.requests, "QUEUE_CAP"),
+            (tokens, "tokens", caps.tokens, "QUEUE_TOKENS_CAP"),
+            (n, "requests", caps.tenant_requests, "TENANT_QUEUE_CAP"),
+            (tokens, "tokens", caps.tenant_tokens, "TENANT_QUEUE_TOKENS_CAP"),
+        ):
+            fits = cap == 0 or need <= cap
+            _require(fits, field, f"must need at most {cap} {what} ({setting}), needs {need}")
 
     def _complete(self, ask: Ask, rid: str, prompt: str | None) -> Req:
         """A request with nothing left open."""
@@ -281,6 +295,11 @@ def trim_for(
         cut = settings.output_trim_examples and not router.is_code(prompt)
         return Trim(cut_examples=cut, max_sentences=settings.output_max_sentences)
     return STRIP_ONLY
+
+
+def check_list(prompts: Sequence[Any], limit: int) -> None:
+    n = len(prompts)
+    _require(n <= limit, "prompt", f"must have at most {limit} items (LIST_LIMIT), got {n}")
 
 
 def digest_of(body: Any, tenant: str, path: str) -> str:

@@ -22,17 +22,23 @@ class Found(NamedTuple):
 
 
 def queue_id(caller: Caller, request_id: str) -> str:
-    """An id of the queue as it is; a client's own id as the one that PUT derived from it."""
-    where = queue_and_shard(request_id)
-    if where is None:
-        try:
-            own = check_client_id(request_id)
-        except InvalidRequest:
-            raise unknown(request_id) from None
-        return caller.services.producer.derived_id(caller.tenant, "id", own)
-    if where != (caller.services.settings.queue_name, 0):
-        raise unknown(request_id)
-    return request_id
+    """An id of this queue as it is; any other as the one that PUT derived from it."""
+    if is_of_queue(caller, request_id):
+        return request_id
+    try:
+        return derived_id(caller, request_id)
+    except InvalidRequest:
+        raise unknown(request_id) from None
+
+
+def is_of_queue(caller: Caller, request_id: str) -> bool:
+    """Whether it can be an id that was given out here; `v1.2-rc1` is as well formed, and a client's own."""
+    return queue_and_shard(request_id) == (caller.services.settings.queue_name, 0)
+
+
+def derived_id(caller: Caller, own_id: str) -> str:
+    """The id in the queue for one that a client chose. Raises InvalidRequest."""
+    return caller.services.producer.derived_id(caller.tenant, "id", check_client_id(own_id))
 
 
 def unknown(request_id: str) -> UnknownRequest:

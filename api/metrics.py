@@ -11,7 +11,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from shared.queue.producer import Producer
-from shared.request import Outcome
+from shared.queue.waiters import Answer
+from shared.request import Priority
 from shared.worker_info import WorkerState
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -88,10 +89,13 @@ class Metrics:
     def admitted(self, seconds: float) -> None:
         self._admission.observe(seconds)
 
-    def delivered(self, outcome: Outcome, priority: str) -> None:
-        if outcome.started_ms:
-            seconds = max(0, outcome.started_ms - outcome.submitted_ms) / 1000
-            self._queue_wait.labels(served_model(self._producer), priority).observe(seconds)
+    def delivered(self, answers: Iterable[Answer | None], priority: Priority) -> None:
+        """To a caller that waited for them."""
+        series = self._queue_wait.labels(served_model(self._producer), priority.name)
+        for answer in answers:
+            if answer is not None and answer.outcome.started_ms:
+                waited_ms = answer.outcome.started_ms - answer.outcome.submitted_ms
+                series.observe(max(0, waited_ms) / 1000)
 
     def rejected(self, code: str) -> None:
         self._rejections.labels(code).inc()

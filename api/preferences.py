@@ -12,7 +12,6 @@ from shared.errors import InvalidRequest
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-TIME_OUTS = {"x-queue-timeout": "queue_timeout_s", "x-request-timeout": "timeout_s"}
 HEADERS = ("X-Queue-Timeout", "X-Request-Timeout", "Idempotency-Key", "content-type")
 
 

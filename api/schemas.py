@@ -8,16 +8,27 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from itertools import accumulate
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from api.system_prompt import MAX_CHARS
 from shared.errors import InvalidRequest
 from shared.sampling import SamplingParams
 
 SAMPLING_FIELDS = frozenset(SamplingParams.__struct_fields__)
 PriorityName = Literal["interactive", "standard", "batch"]
+# What comes out of a few MiB of JSON can be hundreds of times as large, and what is nested without end ends
+# in a RecursionError somewhere, so both are bounded before anything is decoded.
+MAX_DEPTH = 64
+MAX_PARTS = 32_768
+MAX_MESSAGES = 1_024
+MAX_DETAILS = 20
+MAX_NAME_CHARS = 128
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b"[]{}:"))
+_SOUND = frozenset({int, bool, type(None)})
 _decoder = msgspec.json.Decoder()
 
 
@@ -29,12 +40,16 @@ class Malformed(InvalidRequest):
         self.detail = detail
 
 
+# One bad item is told: of a list of a million there would be a million complaints.
+Texts = Annotated[list[str], Field(fail_fast=True)]
+
+
 class PredictBody(BaseModel):
     """Coerces as the first seed did: "12" and 12.0 are 12, true is 1. Unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
-    prompt: str | list[str]
+    prompt: str | Texts
     max_new_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -67,7 +82,7 @@ class TextPart(_Strict):
 
 class MessageBody(_Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
     name: str | None = None
 
     @property
@@ -80,9 +95,12 @@ class MessageBody(_Strict):
 class RequestBody(_Strict):
     """What POST /requests takes beside the sampling fields. A field that is null is absent."""
 
-    prompt: str | list[str] | None = None
-    messages: list[MessageBody] | None = Field(None, min_length=1)
-    system_prompt: str | None = None
+    prompt: str | Texts | None = None
+    messages: (
+        Annotated[list[MessageBody], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+        | None
+    ) = None
+    system_prompt: str | None = Field(None, max_length=MAX_CHARS)
     raw: bool = False
     trim: bool = False
     max_new_tokens: int | None = None
@@ -110,7 +128,10 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def read_json(raw: bytes, content_type: str | None) -> Any:
-    """The parsed body. Raises Malformed; NaN, Infinity and half characters are named by their field."""
+    """The parsed body, of at most MAX_DEPTH levels and MAX_PARTS objects, lists and keys.
+
+    Raises Malformed; NaN, Infinity and half characters are named by their field.
+    """
     media_type = (content_type or "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not (
         media_type.startswith("application/") and media_type.endswith("+json")
@@ -120,14 +141,15 @@ def read_json(raw: bytes, content_type: str | None) -> Any:
         raise _malformed("content_type", ("header", "content-type"), message, "content-type")
     if not raw.strip():
         raise _malformed("missing", ("body",), "body: must not be empty", "body")
+    _check_structure(raw)
     try:
         return _decoder.decode(raw)
-    except RecursionError:
-        raise _malformed("json_invalid", ("body",), "body: is nested too deeply", "body") from None
     except (ValueError, UnicodeDecodeError) as error:
-        field, message = _fault_in(raw)
-        if field:
-            raise _malformed("value_error", ("body", *field), message, _dotted(field)) from None
+        if fault := _fault_in(raw):
+            field, rule = fault
+            message = f"{_dotted(field)}: {rule}"
+            loc = ("body", *map(_cut, field))
+            raise _malformed("value_error", loc, message, _dotted(field)) from None
         text = f"body: is not valid JSON: {error}"
         raise _malformed("json_invalid", ("body",), text, "body") from None
 
@@ -164,12 +186,12 @@ def _validated(model: type[Body], body: Any) -> Body:
         detail = [
             {
                 "type": p["type"],
-                "loc": ("body", *p["loc"]),
+                "loc": ("body", *map(_cut, p["loc"])),
                 "msg": p["msg"],
                 "input": _short(p["input"]),
                 **({"ctx": p["ctx"]} if "ctx" in p else {}),
             }
-            for p in problems
+            for p in problems[:MAX_DETAILS]
         ]
         # Of a union's complaints the one that got furthest into the value says most.
         worst = max(problems, key=lambda p: len(p["loc"]))
@@ -192,35 +214,74 @@ def _short(value: Any) -> Any:
     """What was sent, unless that is long: an error must not send a big body back."""
     try:
         return value if len(msgspec.json.encode(value)) <= 1024 else None
-    except (TypeError, ValueError, OverflowError, RecursionError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 
-def _fault_in(raw: bytes) -> tuple[list[str | int], str]:
-    """Where the values stand that Python's reader takes and JSON does not know; [] if nowhere."""
+def _check_structure(raw: bytes) -> None:
+    """One look at the brackets and colons that stand outside strings, in time linear to the bytes."""
+    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH and raw.count(b":") <= MAX_PARTS:
+        return  # too few to be too many or too deep, wherever they stand
+    # Without what is escaped each quote begins or ends a string.
+    outside = raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
+    structure = b"".join(outside).translate(None, _NOT_STRUCTURE)
+    n_parts = sum(map(structure.count, b"[{:"))
+    if n_parts > MAX_PARTS:
+        message = f"body: must have at most {MAX_PARTS} objects, lists and keys"
+        raise _malformed("too_long", ("body",), message, "body")
+    steps = ((byte in b"[{") - (byte in b"]}") for byte in structure)
+    if max(accumulate(steps), default=0) > MAX_DEPTH:
+        message = f"body: must be nested at most {MAX_DEPTH} levels deep"
+        raise _malformed("too_deep", ("body",), message, "body")
+
+
+def _fault_in(raw: bytes) -> tuple[list[str | int], str] | None:
+    """Where the values stand that Python's reader takes and JSON does not know, and what they must be."""
     try:
         parsed = json.loads(raw)
-    except (ValueError, RecursionError):
-        return [], ""
-    stack: list[tuple[list[str | int], Any]] = [([], parsed)]
-    while stack:
-        path, value = stack.pop()
-        if isinstance(value, float) and not math.isfinite(value):
-            return path, f"{_dotted(path)}: must be a finite number"
-        if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
-            return path, f"{_dotted(path)}: holds half of a surrogate pair"
-        children: Iterable[tuple[str | int, Any]] = ()
-        if isinstance(value, dict):
-            children = value.items()
-        elif isinstance(value, list):
-            children = enumerate(value)
-        stack.extend(([*path, key], child) for key, child in children)
-    return [], ""
+    except ValueError:
+        return None
+    return _fault(parsed) if isinstance(parsed, dict | list) else None
+
+
+def _fault(parent: dict[str, Any] | list[Any]) -> tuple[list[str | int], str] | None:
+    """It calls itself, for what is nested no deeper than a body may be."""
+    children: Iterable[tuple[str | int, Any]] = (
+        parent.items() if isinstance(parent, dict) else enumerate(parent)
+    )
+    for key, child in children:
+        if type(child) in _SOUND:
+            continue  # there may be millions
+        if isinstance(child, dict | list):
+            if found := _fault(child):
+                return [key, *found[0]], found[1]
+        elif isinstance(child, float):
+            if not math.isfinite(child):
+                return [key], "must be a finite number"
+        elif not _is_unicode(child):
+            return [key], "holds half of a surrogate pair"
+    return None
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _dotted(path: Iterable[str | int]) -> str:
     """`messages[0].content`."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+        name = str(_cut(part))
+        text += f"[{name}]" if isinstance(part, int) else f".{name}" if text else name
     return text
+
+
+def _cut(part: str | int) -> str | int:
+    """A client names its fields as it likes, and as long."""
+    if isinstance(part, int) or len(part) <= MAX_NAME_CHARS:
+        return part
+    return part[:MAX_NAME_CHARS] + "..."

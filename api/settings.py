@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 from dotenv import dotenv_values
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
-from shared.errors import SettingsError
+from shared.errors import InvalidRequest, SettingsError
+from shared.sampling import INT32_MAX, SamplingParams
 from shared.settings import LogSettings, QueueSettings, seed
 
 VERSION = "0.1.0"
@@ -74,6 +75,25 @@ def _stops(value: Any) -> Any:
     return tuple(part.strip() for part in value.split(",") if part.strip()) or END_MARKERS
 
 
+def _as_sampling(value: Any, info: ValidationInfo) -> Any:
+    """By the rules of requests: a default that no request may have would be refused in the name of each."""
+    name = str(info.field_name)
+    if name == "stop_strings":
+        name, tried = "stop", _all_stops(value, info.data.get("stop_on_double_newline", False))
+    else:
+        tried = value
+    try:
+        SamplingParams.from_dict({"max_tokens": 1, "min_tokens": 0, name: tried})
+    except InvalidRequest as error:
+        raise ValueError(error.message) from None
+    return value
+
+
+def _all_stops(strings: tuple[str, ...], on_double_newline: bool) -> tuple[str, ...]:
+    front = ("\n\n",) if on_double_newline else ()
+    return tuple(dict.fromkeys(front + strings))
+
+
 def _key_digests(value: Any) -> Any:
     """Only digests are kept, so that no key can be read out of a running process's settings."""
     if not isinstance(value, str):
@@ -88,7 +108,8 @@ def key_digest(key: str) -> str:
 Whole = Annotated[int, BeforeValidator(_whole)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+Sampled = AfterValidator(_as_sampling)
+Tokens = Annotated[int, Field(ge=1, le=INT32_MAX)]
 
 
 class ApiSettings(QueueSettings, LogSettings):
@@ -111,8 +132,8 @@ class ApiSettings(QueueSettings, LogSettings):
     sync_wait_s: Positive = 360.0
     max_queue_s: Positive = 3_600.0
     max_timeout_s: Positive = 3_600.0
-    max_tokens_cap: Annotated[int, Field(ge=1)] = 4_096
-    default_max_tokens: Annotated[int, Field(ge=1)] = 512
+    max_tokens_cap: Tokens = 4_096
+    default_max_tokens: Tokens = 512
 
     max_new_tokens: Whole = seed(32, clamp=_BUDGET)
     max_new_tokens_code: Whole = seed(192, clamp=_BUDGET)
@@ -127,13 +148,14 @@ class ApiSettings(QueueSettings, LogSettings):
     long_answer_keywords: Words = seed(())
     log_token_routing: bool = seed(False)
 
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = seed(0.0)
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = seed(1.0)
-    top_k: Annotated[Whole, Field(ge=-1)] = seed(1)
-    repetition_penalty: Positive = seed(1.05)
-    frequency_penalty: Penalty = seed(0.1)
-    stop_strings: Annotated[tuple[str, ...], BeforeValidator(_stops)] = seed(END_MARKERS)
+    temperature: Annotated[float, Sampled] = seed(0.0)
+    top_p: Annotated[float, Sampled] = seed(1.0)
+    top_k: Annotated[Whole, Sampled] = seed(1)
+    repetition_penalty: Annotated[float, Sampled] = seed(1.05)
+    frequency_penalty: Annotated[float, Sampled] = seed(0.1)
+    # Before STOP_STRINGS, which has room for one string less with it.
     stop_on_double_newline: bool = seed(False)
+    stop_strings: Annotated[tuple[str, ...], BeforeValidator(_stops), Sampled] = seed(END_MARKERS)
     output_trim_examples: bool = seed(True)
     output_max_sentences: Whole = seed(6, clamp=(1, 12))
     system_prompt: str = SYSTEM_PROMPT
@@ -177,8 +199,7 @@ class ApiSettings(QueueSettings, LogSettings):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        front = ("\n\n",) if self.stop_on_double_newline else ()
-        return tuple(dict.fromkeys(front + self.stop_strings))
+        return _all_stops(self.stop_strings, self.stop_on_double_newline)
 
     @property
     def limits(self) -> dict[str, int | float]:

@@ -1,4 +1,4 @@
-"""The HTTP server's protocol with a bound on the head of a request, which httptools itself does not have."""
+"""The HTTP server's protocol with a bound on heads and trailers, which httptools itself does not have."""
 
 from __future__ import annotations
 
@@ -13,22 +13,34 @@ _TOO_LARGE = (
 
 
 class BoundedHttp(HttpToolsProtocol):
+    """Counts what comes in without a head or a piece of a body being complete: head, trailers, chunk extensions."""
+
     _is_in_head = False
-    _head_bytes = 0
+    _open_bytes = 0
 
     def data_received(self, data: bytes) -> None:
-        if self._is_in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self.transport.write(_TOO_LARGE)
-                self.transport.close()
-                return
+        self._open_bytes += len(data)
+        if self._is_in_head and self._open_bytes > MAX_HEAD_BYTES:
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+            return
         super().data_received(data)
+        # Trailers would be kept until the last of them. The answer may have begun, so nothing is said.
+        if not self._is_in_head and self._open_bytes > MAX_HEAD_BYTES:
+            self.transport.close()
 
     def on_message_begin(self) -> None:
-        self._is_in_head, self._head_bytes = True, 0
+        self._is_in_head, self._open_bytes = True, 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._is_in_head = False
+        self._is_in_head, self._open_bytes = False, 0
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._open_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._open_bytes = 0
+        super().on_message_complete()

@@ -28,7 +28,10 @@ PYTHON_MAX = (3, 14)  # the newest that vLLM has builds for
 TORCH = "torch==2.13.0"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PROBE_S = 3.0
+GPU_PROBE_S = 20.0
+CUDA_SET = "worker-cuda"
 STAMP = "installed.txt"  # inside the environment, so that both go together
+UNFINISHED = "unfinished"  # stands in the stamp for the locks while they are being installed
 
 
 class InstallError(Exception):
@@ -66,7 +69,7 @@ def choose_set(machine: Machine) -> PackageSet:
         note = f"{machine.arch}: no vLLM build for it, so the transformers engine serves"
         return PackageSet("worker-transformers", True, note)
     if machine.has_gpu:
-        return PackageSet("worker-cuda", False, "NVIDIA GPU found: vLLM for CUDA")
+        return PackageSet(CUDA_SET, False, "NVIDIA GPU found: vLLM for CUDA")
     return PackageSet("worker-cpu", True, "no NVIDIA GPU found: vLLM for the CPU")
 
 
@@ -102,7 +105,20 @@ def stamp_text(root: Path, locks: Sequence[str], python: str) -> str:
     digest = hashlib.sha256(TORCH.encode())
     for name in sorted(locks):
         digest.update((root / "requirements" / f"{name}.txt").read_bytes())
-    return f"{python} {' '.join(locks)} {digest.hexdigest()}\n"
+    return stamp_line(python, locks, digest.hexdigest())
+
+
+def stamp_line(python: str, locks: Sequence[str], state: str) -> str:
+    return f"{python} {' '.join(locks)} {state}\n"
+
+
+def installed_set(venv: Path) -> str | None:
+    """The worker set that an environment was made for, whole or not; None where no stamp says."""
+    try:
+        words = (venv / STAMP).read_text().split()
+    except OSError:
+        return None
+    return next((word for word in words if word.startswith("worker-")), None)
 
 
 def is_current(venv: Path, wanted: Sequence[str]) -> bool:
@@ -113,16 +129,25 @@ def is_current(venv: Path, wanted: Sequence[str]) -> bool:
         return False
 
 
-def has_gpu() -> bool:
-    """True where `nvidia-smi` lists at least one GPU (a driver without a card lists none)."""
+def find_gpu() -> bool | None:
+    """Whether `nvidia-smi` lists a GPU (a driver without a card lists none); None where it is there and fails."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return False
     try:
-        listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20)
+        listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=GPU_PROBE_S)
     except (OSError, subprocess.TimeoutExpired):
-        return False
-    return listed.returncode == 0 and "GPU " in listed.stdout
+        return None
+    return "GPU " in listed.stdout if listed.returncode == 0 else None
+
+
+def has_gpu(venv: Path) -> bool:
+    """A tool that fails once says nothing of the machine, so it does not cost a CUDA environment that is there."""
+    found = find_gpu()
+    if found is None and installed_set(venv) == CUDA_SET:
+        show("nvidia-smi fails, so .venv keeps vLLM for CUDA; remove .venv to choose anew")
+        return True
+    return found is True
 
 
 def can_reach(url: str) -> bool:
@@ -162,10 +187,14 @@ def run_quietly(command: Sequence[str], log: Path) -> None:
         raise InstallError(f"failed (exit {code}), the whole output is in {log}\n    {tail}")
 
 
-def make_venv(venv: Path, log: Path) -> None:
-    """Creates the environment, anew where an interrupted run or another Python left a broken one."""
+def make_venv(venv: Path, worker: str, log: Path) -> None:
+    """Creates the environment, anew where another Python, another worker set or nobody knows who made it.
+
+    One set does not go on top of another: pip takes `2.13.0+cpu` for the `torch==2.13.0` of the CUDA lock, and
+    two packages would lie in one folder `vllm`.
+    """
     python = venv / "bin" / "python"
-    if python.exists() and same_python(python):
+    if installed_set(venv) == worker and python.exists() and same_python(python):
         return
     try:
         import ensurepip  # noqa: F401
@@ -193,9 +222,9 @@ def same_python(python: Path) -> bool:
 
 def install(root: Path, dev: bool) -> None:
     """Brings `root/.venv` to what the locks say. Returns at once where it is there already."""
-    machine = Machine(platform.system(), platform.machine(), has_gpu())
-    chosen = choose_set(machine)
     venv = root / ".venv"
+    machine = Machine(platform.system(), platform.machine(), has_gpu(venv))
+    chosen = choose_set(machine)
     python_text = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     # An environment with the development tools serves a run without them too.
     wanted = [stamp_text(root, chosen.locks(d), python_text) for d in ({dev, True})]
@@ -210,11 +239,12 @@ def install(root: Path, dev: bool) -> None:
         show(f"setting up .venv ({chosen.note}; {python_text})")
         log = scratch / "install.log"
         log.unlink(missing_ok=True)
-        make_venv(venv, log)
-        (venv / STAMP).unlink(missing_ok=True)
+        make_venv(venv, chosen.worker, log)
+        locks = chosen.locks(dev)
+        write_atomically(venv / STAMP, stamp_line(python_text, locks, UNFINISHED))
         forget_half_installed(venv)
         install_locks(root, venv, chosen, dev, log)
-        write_atomically(venv / STAMP, stamp_text(root, chosen.locks(dev), python_text))
+        write_atomically(venv / STAMP, stamp_text(root, locks, python_text))
         show(f"set up in {time.monotonic() - began:.0f} s")
 
 

@@ -72,6 +72,15 @@ def log_files(folder: Path, parts: Sequence[str]) -> list[Path]:
     return [p for p in sorted(folder.glob("*.log")) if not parts or p.stem in parts]
 
 
+def last_lines(path: Path, last: int) -> list[str]:
+    """The end of one log; none where there is no log."""
+    follower = Follower(path, last)
+    try:
+        return list(follower.lines())
+    finally:
+        follower.close()
+
+
 def follow(folder: Path, parts: Sequence[str], last: int, forever: bool) -> Iterator[str]:
     """Lines as they come; a part that starts later is taken up. Ends at once unless `forever`."""
     followers: dict[Path, Follower] = {}

@@ -15,9 +15,9 @@ from cli.data_folder import DataFolder
 from cli.machine import share_cores
 from cli.supervisor import Part
 
-API_GRACE_S = 15.0
 BROKER_GRACE_S = 20.0
 MODEL_GRACE_S = 1.0
+API_MARGIN_S = 8.0  # after its drain a front door still has replies to send and a broker to leave
 WORKER_MARGIN_S = 5.0  # after its drain a worker still has an engine to shut down
 
 NO_STATISTICS = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -81,7 +81,9 @@ def broker_part(broker: Broker, folder: DataFolder, env: Mapping[str, str]) -> P
     )
 
 
-def api_part(folder: DataFolder, env: Mapping[str, str], host: str, port: int) -> Part:
+def api_part(
+    folder: DataFolder, env: Mapping[str, str], host: str, port: int, drain_s: float
+) -> Part:
     own = {"HOST": host, "PORT": str(port), **NO_STATISTICS}
     return Part(
         "api",
@@ -89,7 +91,7 @@ def api_part(folder: DataFolder, env: Mapping[str, str], host: str, port: int) -
         {**env, **own},
         folder.log("api"),
         folder.record("api"),
-        API_GRACE_S,
+        drain_s + API_MARGIN_S,
     )
 
 
@@ -114,13 +116,17 @@ def worker_part(
     placed: Mapping[str, str],
     drain_s: float,
     host: str | None = None,
+    first_port: int = 0,
 ) -> Part:
     """The `number`-th worker, from 1. Everything it needs is on disk, so the hubs are closed to it.
 
-    `host` goes before its id where workers of other machines share the broker.
+    `host` goes before its id where workers of other machines share the broker. `first_port` is the
+    first worker's own port, 0 for none.
     """
     name = f"worker-{number}"
     own = {"WORKER_ID": worker_id(name, host), **NO_STATISTICS, **OFFLINE, **placed}
+    if first_port:
+        own["WORKER_PORT"] = str(first_port + number - 1)
     if model_dir is not None:
         own["MODEL_DIR"] = str(model_dir)
     return Part(

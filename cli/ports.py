@@ -1,9 +1,11 @@
-"""Whether a port is free, and who holds it if not."""
+"""Whether a port is free. Raises before anything is started where it is not."""
 
 from __future__ import annotations
 
 import errno
 import socket
+
+from shared.port_holder import holder
 
 
 class PortError(Exception):
@@ -31,26 +33,3 @@ def check_free(host: str, port: int) -> None:
                 f"port {port} is in use by {holder(port)}: stop it, or choose another port "
                 f"with `make up PORT={port + 1}`"
             ) from error
-
-
-def holder(port: int) -> str:
-    """`pid 123 (command line)` of who listens, as far as we may see it."""
-    import psutil
-
-    try:
-        for link in psutil.net_connections("inet"):
-            if link.laddr and link.laddr.port == port and link.status == psutil.CONN_LISTEN:
-                return "a process of another user" if link.pid is None else describe(link.pid)
-    except psutil.AccessDenied:  # macOS shows the connections of all processes to root alone
-        return "another process"
-    return "another process"
-
-
-def describe(pid: int) -> str:
-    import psutil
-
-    try:
-        words = " ".join(psutil.Process(pid).cmdline())
-    except psutil.Error:
-        return f"pid {pid}"
-    return f"pid {pid} ({words[:120]})" if words else f"pid {pid}"

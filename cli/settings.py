@@ -5,13 +5,21 @@ broker.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from shared.settings import Settings
+
+
+def _memory(value: str) -> str:
+    """The broker's own way to write a size; with any other it would not start."""
+    if not re.fullmatch(r"[0-9]+(b|[kmg]b?)?", value, re.IGNORECASE):
+        raise ValueError("must be a whole number of bytes, or of kb, mb or gb, such as 2gb")
+    return value
 
 
 class UpSettings(Settings):
@@ -32,13 +40,17 @@ class UpSettings(Settings):
     """None: an embedded broker is started."""
     broker_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """A TCP port on the loopback for the embedded broker; 0: its socket alone."""
-    broker_maxmemory: str = "0"
+    broker_maxmemory: Annotated[str, AfterValidator(_memory)] = "0"
     """The embedded broker's limit such as 2gb; 0: none."""
     durability: Literal["none", "aof"] = "none"
     engine: str | None = None
     """The worker's choice of engine; `simulated` needs no model."""
+    api_drain_s: Annotated[float, Field(ge=0, le=600)] = 7.0
+    """How long a front door that is stopped still holds the callers that wait."""
     drain_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
     """How long a worker that is stopped may go on with what it has begun."""
+    worker_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """The first worker's own port, the next worker's is one more; 0: none has one."""
 
     @property
     def needs_model(self) -> bool:

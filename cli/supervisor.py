@@ -127,10 +127,14 @@ class Supervised:
         on_state: OnState,
         is_ready: Callable[[Life], Awaitable[str | None]],
         why: Callable[[Life], Awaitable[str | None]] | None = None,
-        on_bad_setting: Callable[[str], None] | None = None,
+        on_hopeless: Callable[[str], None] | None = None,
+        tries: int | None = None,
     ) -> None:
         """`is_ready` gives the line to show once the part serves, None before. `why` may know a
         better reason for an end than the last line of output.
+
+        `on_hopeless` is told why a part is not started again: it refuses its settings, or none of
+        its first `tries` lives has ever served (None: it is tried for ever).
         """
         self.part = part
         self.ready = asyncio.Event()
@@ -138,7 +142,8 @@ class Supervised:
         self._on_state = on_state
         self._is_ready = is_ready
         self._why = why
-        self._on_bad_setting = on_bad_setting
+        self._on_hopeless = on_hopeless
+        self._tries = tries
         self._stopping = False
         self._grace_s = part.grace_s
         self._task: asyncio.Task[None] | None = None
@@ -170,17 +175,26 @@ class Supervised:
 
     async def _live(self) -> None:
         backoff = Backoff()
+        lives = 0
+        has_served = False
         while not self._stopping:
             began = time.monotonic()
             life = await self._begin()
             end = await self._to_the_end(life)
             was_ready = self.ready.is_set()
+            has_served = has_served or was_ready
+            lives += 1
             self.ready.clear()
             if self._stopping:
                 return
-            if end.code == BAD_SETTING and not was_ready and self._on_bad_setting is not None:
-                self._on_state(self.part.name, f"failed: {end.last_line}")
-                self._on_bad_setting(end.last_line)
+            hopeless = None
+            if end.code == BAD_SETTING and not was_ready:
+                hopeless = end.last_line
+            elif lives == self._tries and not has_served:
+                hopeless = f"ended {lives} times and was never ready ({end.reason()})"
+            if hopeless is not None and self._on_hopeless is not None:
+                self._on_state(self.part.name, f"failed: {hopeless}")
+                self._on_hopeless(hopeless)
                 return
             backoff, wait_s = backoff.after(time.monotonic() - began, random.random())
             said = await self._why(life) if self._why is not None else None

@@ -20,6 +20,7 @@ from cli import machine
 from cli.board import Board
 from cli.broker import Broker, BrokerError, socket_path
 from cli.data_folder import DataFolder, FolderInUse
+from cli.logs import last_lines
 from cli.parts import api_part, broker_part, model_part, placement_env, placements, worker_part
 from cli.ports import PortError, check_free
 from cli.records import end_leftovers
@@ -30,6 +31,8 @@ from shared.open_files import raise_open_files
 
 T = TypeVar("T")
 LOOK_EVERY_S = 1.0
+BROKER_TRIES = 5
+BROKER_LAST_LINES = 6
 
 
 class StartFailed(Exception):
@@ -92,6 +95,11 @@ class Up:
     def _give_up(self, reason: str) -> None:
         self._failed = reason
         self._stop.set()
+
+    def _give_up_broker(self, reason: str) -> None:
+        """What it wrote last says more than its very last line."""
+        lines = last_lines(self._folder.log("broker"), BROKER_LAST_LINES)
+        self._give_up("\n    ".join([f"the broker {reason}", *filter(None, lines)]))
 
     def _on_signal(self) -> None:
         """The first asks for a drain, the second one for no more waiting."""
@@ -164,7 +172,13 @@ class Up:
             return "ready" if answers else None
 
         part = broker_part(broker, self._folder, self._env)
-        self._broker = Supervised(part, self._board.set, is_ready)
+        self._broker = Supervised(
+            part,
+            self._board.set,
+            is_ready,
+            on_hopeless=self._give_up_broker,
+            tries=BROKER_TRIES,
+        )
         self._broker.start()
         await self._unless_stopped(self._broker.ready.wait())
 
@@ -172,8 +186,9 @@ class Up:
         async def is_ready(_: Life) -> str | None:
             return f"ready  {self._view.url}" if await self._view.is_alive() else None
 
-        part = api_part(self._folder, self._env, self._settings.host, self._settings.port)
-        return Supervised(part, self._board.set, is_ready, on_bad_setting=self._give_up)
+        settings = self._settings
+        part = api_part(self._folder, self._env, settings.host, settings.port, settings.api_drain_s)
+        return Supervised(part, self._board.set, is_ready, on_hopeless=self._give_up)
 
     async def _prepare_model(self) -> Path | None:
         """Runs `python -m worker.model`, whose last line is the folder."""
@@ -206,7 +221,14 @@ class Up:
         for index, place in enumerate(places, start=1):
             placed = placement_env(place, self._placement.ld_preload, bound)
             part = worker_part(
-                index, self._folder, self._env, model, placed, self._settings.drain_s, host
+                index,
+                self._folder,
+                self._env,
+                model,
+                placed,
+                self._settings.drain_s,
+                host,
+                self._settings.worker_port,
             )
             worker = Supervised(
                 part, self._board.set, self._worker_is_ready, self._why, self._give_up

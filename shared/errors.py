@@ -98,8 +98,11 @@ class Draining(Busy):
 
 
 class BrokerUnavailable(Busy):
+    """`may_have_run`: the call was sent, and only its reply is missing."""
+
     code = "broker_unavailable"
     stage = "queue"
+    may_have_run = False
 
 
 class BrokerLost(BrokerUnavailable):

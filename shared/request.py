@@ -144,7 +144,7 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
-    """One step of a request's life, by the queue clock."""
+    """One step of a request's life, by the server's clock."""
 
     at_ms: int
     kind: str

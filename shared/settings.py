@@ -158,14 +158,17 @@ class LogSettings(Settings):
     log_format: Literal["text", "json"] = "text"
 
 
+TEN_YEARS_S = 315_360_000
+
+
 class QueueSettings(Settings):
     """What both sides of the queue must agree on. Times in seconds."""
 
     redis_url: str = Field("redis://127.0.0.1:6379/0", repr=False)
     queue_name: Annotated[str, AfterValidator(_slug)] = "default"
-    lease_s: Annotated[float, Field(ge=1, le=600)] = 15.0
+    lease_s: Annotated[float, Field(ge=2, le=600)] = 15.0
     max_crashes: Annotated[int, Field(ge=0, le=10)] = 2
     max_attempts: Annotated[int, Field(ge=1, le=20)] = 3
-    result_record_ttl_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 86_400.0
-    result_body_ttl_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 3_600.0
+    result_record_ttl_s: Annotated[float, Field(ge=1, le=TEN_YEARS_S)] = 86_400.0
+    result_body_ttl_s: Annotated[float, Field(ge=1, le=TEN_YEARS_S)] = 3_600.0
     broker_budget_s: Annotated[float, Field(gt=0, le=30)] = 2.5

@@ -1,6 +1,6 @@
 """The real broker for tests: one Valkey server a session, a queue of its own for each test.
 
-Imported by the `conftest.py` files as a pytest plugin; chaos tests start and stop servers themselves with `Server`.
+Imported by the `conftest.py` files as a pytest plugin; a test that ends a server starts its own with `Server`.
 """
 
 from __future__ import annotations

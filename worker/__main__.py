@@ -6,6 +6,7 @@ Exit codes: 0 drained, 1 the engine died, 2 a bad setting, 3 no engine could be 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -18,12 +19,15 @@ from typing import NoReturn
 import msgspec
 import uvloop
 
-from shared.errors import BrokerUnavailable, EngineError, SettingsError
+from shared.errors import BrokerUnavailable, SettingsError, SluiceError
 from shared.log import set_up_logging
 from shared.open_files import raise_open_files
+from shared.port_holder import holder
 from shared.queue.connection import Connection
 from shared.queue.consumer import Consumer
+from shared.queue.fitness import look_at
 from shared.queue.housekeeper import Housekeeper
+from shared.queue.keys import Keys
 from shared.settings import warn_unknown
 from shared.worker_info import WorkerInfo, WorkerState
 from worker.engines.children import kill_descendants
@@ -38,6 +42,8 @@ from worker.warmup import warm_up
 
 log = logging.getLogger("worker")
 LINGER_S = 10.0
+# How the process ends: a bad setting is not tried again.
+BAD_SETTING, NO_ENGINE = 2, 3
 
 
 class Worker:
@@ -47,6 +53,7 @@ class Worker:
         self._settings = settings
         self._id = settings.worker_id or f"{socket.gethostname().lower()[:40]}-{os.getpid()}"
         self._connection = Connection.open(settings)
+        self._keys = Keys(settings.queue_name)
         self._consumer = Consumer(self._connection, settings, worker_id=self._id)
         self._info = WorkerInfo(
             id=self._id,
@@ -56,8 +63,36 @@ class Worker:
             batch_mode=settings.batch_mode,
             started_at=time.time(),
         )
+        self._metrics = WorkerMetrics(self._id)
 
     async def run(self) -> int:
+        port = await asyncio.to_thread(self._open_port)
+        try:
+            return await self._live()
+        finally:
+            if port is not None:
+                port.close()
+
+    def _open_port(self) -> MetricsPort | None:
+        """Before the engine is loaded, which takes minutes. Figures are not worth an answer, so a port that
+        cannot be had costs nothing but them.
+        """
+        host, number = self._settings.worker_host, self._settings.worker_port
+        if not number:
+            return None
+        try:
+            return MetricsPort(self._metrics, host, number)
+        except OSError as error:
+            is_held = error.errno == errno.EADDRINUSE
+            log.warning(
+                "WORKER_PORT=%d cannot be opened on WORKER_HOST=%s (%s): this worker serves without /metrics",
+                number,
+                host,
+                f"in use by {holder(number)}" if is_held else error.strerror or error,
+            )
+            return None
+
+    async def _live(self) -> int:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -82,7 +117,9 @@ class Worker:
             exit_now(0)
         try:
             started = loading.result()
-        except (SetupFailed, SettingsError, EngineError, ModelError, OSError) as error:
+        except Exception as error:
+            if not isinstance(error, (SetupFailed, SluiceError, ModelError, OSError)):
+                log.exception("loading failed in a way that nobody foresaw")
             code = await self._tell_failure(error, starting, stopping)
             stopping.cancel()
             return code
@@ -92,6 +129,7 @@ class Worker:
 
     async def _load(self) -> Started:
         settings = self._settings
+        is_broker_seen = await self._look_at_broker()
         model_dir: Path | None = None
         if settings.engine != "simulated":
             source = choose(settings, is_model_folder)
@@ -100,7 +138,22 @@ class Worker:
         self._info = msgspec.structs.replace(self._info, model=name, model_dir=str(model_dir or ""))
         started = await start(settings, model_dir)
         await warm_up(started, settings)
+        if not is_broker_seen:
+            await self._look_at_broker(patient=True)
         return started
+
+    async def _look_at_broker(self, *, patient: bool = False) -> bool:
+        """Whether it answered. Raises SettingsError where it would lose requests."""
+        try:
+            found = await look_at(self._connection.line, self._keys, patient=patient)
+        except BrokerUnavailable as error:
+            log.warning("%s; the engine is loaded meanwhile", error)
+            return False
+        if found.problem:
+            raise SettingsError(f"REDIS_URL: {found.problem}")
+        if found.warning:
+            log.warning("%s", found.warning)
+        return True
 
     async def _tell_failure(
         self, error: Exception, leases: Leases, stopping: asyncio.Task[bool]
@@ -110,6 +163,7 @@ class Worker:
         self._info = msgspec.structs.replace(
             self._info, state=WorkerState.SETUP_FAILED, reason=str(error), start_report=report
         )
+        self._metrics.state(WorkerState.SETUP_FAILED, 0)
         leases.beat_now()
         # Long enough to be seen in /workers; then the supervisor may try again.
         await asyncio.wait({stopping}, timeout=LINGER_S)
@@ -117,14 +171,11 @@ class Worker:
         # What it said last stays: whoever looks later is told as well, until it is forgotten.
         await self._connection.close()
         await asyncio.to_thread(kill_descendants)
-        return 3
+        return BAD_SETTING if isinstance(error, SettingsError) else NO_ENGINE
 
     async def _serve(self, started: Started, stop: asyncio.Event) -> int:
         settings, engine = self._settings, started.engine
-        metrics = WorkerMetrics(self._id, engine.name)
-        port = None
-        if settings.worker_port:
-            port = MetricsPort(metrics, settings.worker_host, settings.worker_port)
+        self._metrics.engine = engine.name
         able = (*sorted(engine.capabilities.fields), "chat_template_kwargs")
         self._info = msgspec.structs.replace(
             self._info,
@@ -141,7 +192,7 @@ class Worker:
             started.prompts,
             self._consumer,
             info=self._info,
-            metrics=metrics,
+            metrics=self._metrics,
             claim_max=settings.claim_max,
             drain_s=settings.drain_s,
             stall_limit_s=settings.stall_limit_s,
@@ -159,8 +210,6 @@ class Worker:
         finally:
             housekeeping.cancel()
             await asyncio.gather(housekeeping, return_exceptions=True)
-            if port is not None:
-                port.close()
             await engine.close()
             await self._connection.close()
 
@@ -203,7 +252,7 @@ def main() -> int:
         settings = WorkerSettings.load()
     except SettingsError as error:
         print(error.message, file=sys.stderr)
-        return 2
+        return BAD_SETTING
     set_up_logging(settings)
     warn_unknown()
     raise_open_files()
@@ -211,7 +260,7 @@ def main() -> int:
         return uvloop.run(Worker(settings).run())
     except SettingsError as error:
         print(error.message, file=sys.stderr)
-        return 2
+        return BAD_SETTING
 
 
 if __name__ == "__main__":

@@ -60,8 +60,11 @@ class Generator:
 
     async def run(self, batch: MicroBatch) -> None:
         """Every request of the batch ends here: stored, given back, or settled. Raises EngineDead alone."""
-        if self.is_stopping:
+        failure = self._engine.failure
+        if self.is_stopping or failure is not None:
             await self._give_back(batch.items)
+            if failure is not None:
+                raise failure  # it died before these came, so they are no suspects
             return
         runs = [self._admit(item, batch) for item in batch.items]
         refused = self._refusal(batch.params)
@@ -84,6 +87,9 @@ class Generator:
         for run in runs:
             run.is_in_engine = True
             run.started_at = now
+        cut = [run for run in runs if run.stop is not None]
+        if cut:  # between two tries there was no engine to tell
+            self._keep(self._abort(cut), self._aborting)
         try:
             prompts = [run.prompt for run in runs]
             async for piece in self._engine.generate(prompts, batch.params, stream=False):
@@ -220,7 +226,7 @@ class Generator:
         report = self._report(run, piece.finish_reason, piece.stop_reason)
         is_cut = piece.finish_reason is FinishReason.abort
         if run.stop is Stop.LOST and (is_cut or piece.error is not None):
-            await self._consumer.settle(grant.id, grant.token, report.usage)
+            await self._consumer.settle(grant, _unfinished(report))
         elif run.stop is Stop.RELEASE and is_cut:
             await self._consumer.release([grant])
         elif piece.error is not None:
@@ -249,7 +255,7 @@ class Generator:
         grant = run.item.grant
         verdict = await self._consumer.finish(grant, report, body, code=code, message=message)
         if verdict is Finished.LOST and report.usage.completion_tokens:
-            await self._consumer.settle(grant.id, grant.token, report.usage)
+            await self._consumer.settle(grant, _unfinished(report))
         if verdict in (Finished.LOST, Finished.GONE):
             log.info("the result of %s was not wanted any more (%s)", grant.id, verdict)
             self._metrics.fenced()
@@ -306,6 +312,11 @@ class Generator:
         for item in items:
             self._leases.drop(item.grant)
         self._on_free(len(items))
+
+
+def _unfinished(report: Report) -> Report:
+    """What a cancelled run used; how it would have ended is nobody's business any more."""
+    return msgspec.structs.replace(report, finish_reason=None, stop_reason=None)
 
 
 def lacking(params: SamplingParams, able: frozenset[str]) -> str | None:

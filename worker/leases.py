@@ -20,6 +20,7 @@ from shared.worker_info import WorkerInfo, WorkerState
 
 log = logging.getLogger(__name__)
 BEAT_S = 1.0
+BEATS_A_LEASE = 5  # at least, so that one that is lost costs nothing
 # What ends sooner costs no beat of its own: each takes a thread switch, and the broker's time.
 STARTED_SOON_S = 0.02
 
@@ -69,6 +70,7 @@ class Leases:
         """`on_reply` runs in the loop that called `start`; `on_stalled` in the beat thread, with the
         seconds since the stall was seen."""
         self._consumer = consumer
+        self._beat_s = min(BEAT_S, consumer.lease_s / BEATS_A_LEASE)
         self._info = info
         self._progress = progress
         self._watch = StallWatch(stall_limit_s)
@@ -146,7 +148,7 @@ class Leases:
             self._wake.wait(max(0.0, due - time.monotonic()))
             self._wake.clear()
             if not self._is_over:
-                due = time.monotonic() + BEAT_S
+                due = time.monotonic() + self._beat_s
                 self._beat()
 
     def _has_untold(self) -> bool:

@@ -21,7 +21,7 @@ from worker.batcher import Batcher, Item
 from worker.engines.base import Engine
 from worker.generate import Generator, Prompts
 from worker.leases import Leases
-from worker.metrics import WorkerMetrics
+from worker.metrics import Rate, WorkerMetrics
 from worker.running import Stop
 
 log = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ class Loop:
         self._dead: EngineDead | None = None
         self._batches: set[asyncio.Task[None]] = set()
         self._state = WorkerState.READY
+        self._rate = Rate()
         self._batcher = Batcher(info.id, engine.slots)
         self._leases = Leases(
             consumer,
@@ -116,6 +117,7 @@ class Loop:
             running=self._used,
             finished_total=self._generator.finished_total,
             output_tokens_total=self._generator.output_tokens_total,
+            tokens_per_s=self._rate.at(time.monotonic(), self._generator.output_tokens_total),
         )
 
     # --- claiming
@@ -205,11 +207,14 @@ class Loop:
             return
         error = task.exception()
         if isinstance(error, EngineDead):
-            self._dead = self._dead or error
-            self._generator.is_stopping = True  # what comes only now is no suspect
-            self._wake.set()
+            self._give_up(error)
         elif error is not None:
             log.error("batch %s broke", task.get_name(), exc_info=error)
+
+    def _give_up(self, error: EngineDead) -> None:
+        self._dead = self._dead or error
+        self._generator.is_stopping = True  # what comes only now is no suspect
+        self._wake.set()
 
     def _on_free(self, n: int) -> None:
         self._used -= n
@@ -228,30 +233,28 @@ class Loop:
     async def _listen(self) -> None:
         """The bell and this worker's abort list, on a connection of their own."""
         while True:
+            if self._engine.failure is not None:
+                # It died with nothing running, so that no batch could tell.
+                self._give_up(self._engine.failure)
+                return
             wants_work = self._can_take()
             try:
                 # With no slot free only aborts are listened for, and not for long: one may come free.
                 block_s = BELL_S if wants_work else FULL_S
                 ended = await self._consumer.wait_for_work(block_s, wants_work=wants_work)
+                if ended:
+                    self._generator.stop(ended, Stop.LOST)
+                elif self._can_take():
+                    self._has_rung = True
+                    self._wake.set()
+                elif wants_work:
+                    # The slots filled up while we waited: whoever is idle should hear it instead.
+                    await self._consumer.ring()
+            except BrokerUnavailable:
+                log.debug("the bell could not be passed on; its time-out does it")
             except Exception:
                 log.exception("waiting for work failed")
                 await asyncio.sleep(BELL_S)
-                continue
-            if ended:
-                self._generator.stop(ended, Stop.LOST)
-            elif not self._can_take():
-                if wants_work:
-                    # The slots filled up while we waited: whoever is idle should hear it instead.
-                    await self._ring()
-            else:
-                self._has_rung = True
-                self._wake.set()
-
-    async def _ring(self) -> None:
-        try:
-            await self._consumer.ring()
-        except BrokerUnavailable:
-            log.debug("the bell could not be passed on; its time-out does it")
 
     def _on_beat(self, reply: BeatReply) -> None:
         if reply.lost:

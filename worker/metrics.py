@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -21,16 +22,32 @@ from shared.request import Usage
 from shared.worker_info import WorkerState
 
 log = logging.getLogger(__name__)
+RATE_S = 10.0
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
-class WorkerMetrics:
-    """Collectors of one worker on a registry of its own."""
+class Rate:
+    """How fast a total grows, over about the last ten seconds."""
 
-    def __init__(self, worker_id: str, engine: str) -> None:
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def at(self, now: float, total: int) -> float:
+        """Per second; `now` in seconds of a clock that never goes back."""
+        self._seen.append((now, total))
+        while len(self._seen) > 2 and now - self._seen[1][0] >= RATE_S:
+            self._seen.popleft()
+        since, before = self._seen[0]
+        return (total - before) / (now - since) if now > since else 0.0
+
+
+class WorkerMetrics:
+    """Collectors of one worker on a registry of its own. `engine` is known once one has been started."""
+
+    def __init__(self, worker_id: str, engine: str = "") -> None:
         self.registry = CollectorRegistry()
+        self.engine = engine
         self._worker = worker_id
-        self._engine = engine
         self._batch_size = Histogram(
             "sluice_batch_size",
             "Requests of one micro-batch",
@@ -73,8 +90,8 @@ class WorkerMetrics:
 
     def batch(self, name: str, bucket_key: str, size: int, slots: int) -> None:
         """Batch and bucket are named as an exemplar: as labels they would make series without end."""
-        self._batch_size.labels(self._engine).observe(size, {"batch": name, "bucket": bucket_key})
-        self._batch_fill.labels(self._engine).observe(size / max(1, slots))
+        self._batch_size.labels(self.engine).observe(size, {"batch": name, "bucket": bucket_key})
+        self._batch_fill.labels(self.engine).observe(size / max(1, slots))
 
     def tokens(self, usage: Usage) -> None:
         self._input.inc(usage.prompt_tokens)
@@ -110,7 +127,10 @@ class _Both(Collector):
 
 
 class MetricsPort:
-    """Serves on a thread of its own, so that a blocked event loop can still be seen."""
+    """Serves on a thread of its own, so that a blocked event loop can still be seen.
+
+    Raises OSError where the address cannot be listened on.
+    """
 
     def __init__(self, metrics: WorkerMetrics, host: str, port: int) -> None:
         class Handler(BaseHTTPRequestHandler):

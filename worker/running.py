@@ -29,6 +29,7 @@ class Running:
     __slots__ = (
         "batch",
         "cached",
+        "first_token_s",
         "has_left",
         "ids",
         "is_ending",
@@ -57,11 +58,14 @@ class Running:
         self.text: list[str] = []
         self.ids: list[int] = []
         self.cached = 0
+        self.first_token_s: float | None = None
 
     def take(self, piece: EngineOutput) -> None:
         self.text.append(piece.text)
         self.ids.extend(piece.token_ids)
         self.cached = piece.cached_tokens or self.cached
+        if self.first_token_s is None:
+            self.first_token_s = piece.first_token_s
 
     def body(self, piece: EngineOutput) -> Body:
         # A thinking model's template may end the prompt with the opening tag.
@@ -83,6 +87,7 @@ class Running:
             stop_reason=stop_reason,
             usage=Usage(len(self.prompt.token_ids), len(self.ids), self.cached),
             inference_s=time.monotonic() - self.started_at,
+            first_token_s=self.first_token_s,
             batch_id=self.batch.id,
             batch_size=len(self.batch),
             bucket_key=self.batch.bucket_key,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -9,7 +10,7 @@ from starlette.responses import Response
 
 from api.answers import EXPIRED, has_expired, item_failure, text_of
 from api.asks import PREDICT, predict_ask
-from api.deps import Caller, CallerDep, Services
+from api.deps import Caller, CallerDep
 from api.edge import exchange_of
 from api.errors import WaitTimeout, ended, outcome_code
 from api.holding import LetGo, hold
@@ -19,6 +20,7 @@ from api.responses import JsonResponse
 from api.routes.requests import accepted_response, current
 from api.schemas import PredictBody, read_json
 from shared.errors import BrokerUnavailable, Draining, ResultExpired
+from shared.queue.producer import Producer
 from shared.queue.waiters import Answer
 from shared.status import ReqStatus
 
@@ -60,11 +62,11 @@ async def predict(request: Request, caller: CallerDep) -> Response:
         if held is LetGo.client_gone:
             exchange.code = "client_gone"
         return await _without_answer(caller, accepted, prefer, held, may_go_on)
-    if accepted.n is None:
-        services.metrics.delivered(held.outcome, ask.priority.name)
-        response = _single(held)
-    else:
-        response = await _list(services, accepted, body.partial is not False)
+    children = [accepted.child(index) for index in range(accepted.n or 0)]
+    answers = [held] if accepted.n is None else await services.producer.answers(children)
+    if not accepted.joined:
+        services.metrics.delivered(answers, ask.priority)
+    response = _single(held) if accepted.n is None else _list(answers, body.partial is not False)
     if prefer.applied:
         response.headers["preference-applied"] = prefer.applied
     return response
@@ -91,10 +93,8 @@ def _single(answer: Answer) -> Response:
     )
 
 
-async def _list(services: Services, accepted: Accepted, may_be_partial: bool) -> Response:
+def _list(answers: Sequence[Answer | None], may_be_partial: bool) -> Response:
     """Same length, same order; what failed is "" at its index and named in `errors`."""
-    children = [accepted.child(index) for index in range(accepted.n or 0)]
-    answers = await services.producer.answers(children)
     failures = [f for i, answer in enumerate(answers) if (f := item_failure(i, answer))]
     if failures and (len(failures) == len(answers) or not may_be_partial):
         first = answers[failures[0]["index"]]
@@ -138,12 +138,16 @@ async def _without_answer(
         return await _later(caller, accepted, prefer)
     if why is LetGo.client_gone:
         if not may_go_on:
-            await producer.cancel(accepted.id, code="client_gone", message="its client left")
+            await _give_up(producer, accepted.id, "client_gone", "its client left")
         return Response(status_code=CLIENT_CLOSED)
-    try:
-        message = "the wait for its answer was over"
-        await producer.cancel(accepted.id, code="wait_timeout", message=message)
-    except BrokerUnavailable:
-        pass  # its own time-outs will end it; the caller has waited long enough
+    await _give_up(producer, accepted.id, "wait_timeout", "the wait for its answer was over")
     limit_s = caller.services.settings.sync_wait_s
     raise WaitTimeout(f"no answer within {limit_s:g} s (SYNC_WAIT_S)")
+
+
+async def _give_up(producer: Producer, rid: str, code: str, message: str) -> None:
+    """Nobody waits for it any more, so it must not run on, be the broker there or not."""
+    try:
+        await producer.cancel(rid, code=code, message=message)
+    except BrokerUnavailable:
+        producer.cancel_later(rid, code=code, message=message)

@@ -15,12 +15,13 @@ from api.edge import exchange_of
 from api.errors import retry_after
 from api.holding import LetGo, hold
 from api.intake import Accepted, Ask
-from api.lookup import fetch, look, owned, queue_id, timeline
-from api.preferences import check_client_id, idempotency_key, query_wait
+from api.lookup import derived_id, fetch, is_of_queue, look, owned, queue_id, timeline
+from api.preferences import idempotency_key, query_wait
 from api.responses import JsonResponse
 from api.schemas import RequestBody, read_json
 from shared.errors import Draining, IdempotencyMismatch, ResultExpired
-from shared.request import queue_and_shard
+from shared.queue.waiters import Answer
+from shared.request import Priority
 from shared.sampling import SamplingParams
 
 router = APIRouter()
@@ -50,10 +51,8 @@ async def submit(request: Request, caller: CallerDep) -> Response:
 async def submit_once(request_id: str, request: Request, caller: CallerDep) -> Response:
     """A second time joins the run, or returns its result; an id given out by a POST may be named too."""
     ask = await _read(request, caller)
-    if not queue_and_shard(request_id):
-        own = check_client_id(request_id)
-        rid = caller.services.producer.derived_id(caller.tenant, "id", own)
-        return await _submitted(request, caller, ask, rid)
+    if not is_of_queue(caller, request_id):
+        return await _submitted(request, caller, ask, derived_id(caller, request_id))
     snapshot = await look(caller, request_id)
     exchange_of(request).queue_id = snapshot.id
     if snapshot.digest != ask.digest:
@@ -69,11 +68,13 @@ async def poll(request_id: str, request: Request, caller: CallerDep) -> Response
     wait_s = query_wait(query.get("wait"), services.settings.sync_wait_s)
     if wait_s > 0:
         # Watching leaves a mark in the record, so it comes after the look that says whose it is.
-        owned(caller, await services.producer.peek(rid), request_id)
+        before = owned(caller, await services.producer.peek(rid), request_id)
         if await services.producer.attach(rid) is not None:
             held = await hold(request, services.producer, services.drain, rid, wait_s)
             if held is LetGo.draining:
                 raise Draining("this front door is stopping; poll again", retry_after_s=1)
+            if isinstance(held, Answer) and before.record is not None:
+                services.metrics.delivered([held], Priority(before.record.lane))
     with_token_ids = "output_token_ids" in query.get("include", "").split(",")
     return await current(caller, rid, with_token_ids=with_token_ids)
 

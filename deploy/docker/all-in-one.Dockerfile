@@ -1,6 +1,7 @@
 # The whole service in one container on port 8000, without a key and without a network at run time: broker, front door, worker.
 #   docker build -f deploy/docker/all-in-one.Dockerfile -t sluice .
-#   docker run --rm -p 127.0.0.1:8000:8000 sluice
+#   docker run --rm -v sluice:/data --stop-timeout 90 -p 127.0.0.1:8000:8000 sluice
+# The queue lies in the volume and outlives the container; a stop may take DRAIN_S and what comes after it.
 # Another model:  --build-arg MODEL_ID=org/name   (--build-arg MODEL_HUB=modelscope)
 # On a GPU:       --build-arg WORKER_SET=worker-cuda, and `docker run --gpus 1`
 FROM python:3.11-slim-bookworm

@@ -1,6 +1,6 @@
 # A worker with vLLM for NVIDIA GPUs. The host needs the driver and NVIDIA's container toolkit.
 #   docker build -f deploy/docker/worker-gpu.Dockerfile -t sluice-worker-gpu .
-#   docker run --gpus 1 -e REDIS_URL=… sluice-worker-gpu
+#   docker run --gpus 1 --stop-timeout 60 -e REDIS_URL=… sluice-worker-gpu
 FROM python:3.11-slim-bookworm
 
 ENV PYTHONUNBUFFERED=1 \

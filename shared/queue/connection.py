@@ -1,14 +1,10 @@
-"""Connections to the broker: the line of script calls, one for each blocking reader, one for beats.
-
-Opens and closes them, and asks the server for the facts that the start-up checks need.
-"""
+"""Connections to the broker: the line of script calls, one for each blocking reader, one for beats."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-import msgspec
 import redis
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry as AsyncRetry
@@ -19,7 +15,15 @@ from redis.retry import Retry
 from shared.errors import BrokerUnavailable, SettingsError
 from shared.queue.line import REPLY_S, Line
 from shared.queue.scripts import Call
-from shared.queue.wire import CONNECT_S, Backoff, Command, Wire, is_passing
+from shared.queue.wire import (
+    CONNECT_S,
+    Backoff,
+    Command,
+    Wire,
+    is_passing,
+    is_refusing_writes,
+    pack,
+)
 from shared.settings import QueueSettings
 
 
@@ -39,7 +43,7 @@ class BlockingReader:
                 self._wire = await Wire.open(self._pool, self._on_reply, self._on_lost)
             self._reply = asyncio.get_running_loop().create_future()
             async with asyncio.timeout(block_s + 3):
-                self._wire.send((command,))
+                self._wire.send(pack(command))
                 reply = await self._reply
         except asyncio.CancelledError:
             # A reply may be under way: this connection's stream of replies is no longer in step.
@@ -47,7 +51,7 @@ class BlockingReader:
             raise
         except Exception as error:
             self.close()
-            if not is_passing(error):
+            if not (is_passing(error) or is_refusing_writes(error)):
                 raise
             await asyncio.sleep(self._backoff.next_s(error))
             return None
@@ -68,17 +72,23 @@ class BlockingReader:
             self._reply.set_exception(error)
 
     def close(self) -> None:
+        """Whoever still waits in `run` is told as of a lost connection."""
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.close()
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(redis.ConnectionError("the connection was closed"))
 
 
 class SyncLine:
     """A blocking connection for a thread of its own (beats)."""
 
     def __init__(self, url: str) -> None:
-        options = _options() | {"retry": Retry(NoBackoff(), 0), "socket_timeout": REPLY_S}
-        self._client: Any = redis.Redis.from_url(url, **options)
+        pool = redis.ConnectionPool.from_url(url)
+        pool.connection_kwargs.update(
+            _options(Retry(NoBackoff(), 0)) | {"socket_timeout": REPLY_S, "decode_responses": False}
+        )
+        self._client: Any = redis.Redis.from_pool(pool)
 
     def run(self, call: Call) -> Any:
         """The reply. Raises BrokerUnavailable; the caller tries again at its next beat."""
@@ -96,23 +106,17 @@ class SyncLine:
         self._client.close()
 
 
-class BrokerFacts(msgspec.Struct, frozen=True):
-    """What the server says of itself, for the start-up checks."""
-
-    version: str
-    policy: str
-    is_persistent: bool
-
-
 class Connection:
     """Every connection of one process to one broker. Room is left here for Sentinel and Cluster."""
 
     def __init__(self, settings: QueueSettings) -> None:
         self._url = settings.redis_url
         try:
-            self._pool = aioredis.ConnectionPool.from_url(self._url, **_options())
+            self._pool = aioredis.ConnectionPool.from_url(self._url)
         except ValueError as error:
             raise SettingsError(f"REDIS_URL: {error}") from error
+        # After the URL, whose query may name any of them.
+        self._pool.connection_kwargs.update(_options(AsyncRetry(NoBackoff(), 0)))
         self.line = Line(self._pool, settings.broker_budget_s)
         self._readers: list[BlockingReader] = []
 
@@ -129,17 +133,6 @@ class Connection:
     def sync_line(self) -> SyncLine:
         return SyncLine(self._url)
 
-    async def facts(self) -> BrokerFacts:
-        info = (await self.line.run(("INFO", "server"))).decode()
-        fields = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
-        policy = await self.line.run(("CONFIG", "GET", "maxmemory-policy", "appendonly", "save"))
-        config = {policy[i].decode(): policy[i + 1].decode() for i in range(0, len(policy), 2)}
-        return BrokerFacts(
-            version=fields.get("valkey_version") or fields.get("redis_version", "0"),
-            policy=config.get("maxmemory-policy", ""),
-            is_persistent=config.get("appendonly") == "yes" or bool(config.get("save")),
-        )
-
     async def close(self) -> None:
         await self.line.close()
         for reader in self._readers:
@@ -147,12 +140,13 @@ class Connection:
         await self._pool.disconnect()
 
 
-def _options() -> dict[str, Any]:
+def _options(retry: AsyncRetry | Retry) -> dict[str, Any]:
     # RESP2: the replies of scripts are the same in both, and INFO and XREAD have one shape to parse.
     return {
         "socket_connect_timeout": CONNECT_S,
         "socket_timeout": None,
-        "retry": AsyncRetry(NoBackoff(), 0),
+        "retry": retry,
+        "retry_on_timeout": False,
         "retry_on_error": [],
         "health_check_interval": 0,
         "protocol": 2,

@@ -16,7 +16,7 @@ from shared.queue.connection import Connection
 from shared.queue.ending import INLINE_MAX
 from shared.queue.keys import Keys
 from shared.queue.scripts import Scripts
-from shared.request import Body, Report, Usage, parent_of
+from shared.request import Body, Report, parent_of
 from shared.settings import QueueSettings
 from shared.worker_info import WorkerInfo
 
@@ -82,6 +82,11 @@ class Consumer:
         self._seq_seen = 0
         self._claiming: asyncio.Future[Any] | None = None
         self._notifying: set[asyncio.Task[None]] = set()
+
+    @property
+    def lease_s(self) -> float:
+        """How long a claim lasts without a beat."""
+        return self._settings.lease_s
 
     async def claim(
         self, n: int, *, is_idle: bool, slots: int | None = None, max_bytes: int = 4 << 20
@@ -150,7 +155,10 @@ class Consumer:
     async def finish(
         self, grant: Grant, report: Report, body: Body | None, *, code: str = "", message: str = ""
     ) -> Finished:
-        """Store the result: FINISHED, or ERROR where `code` is given. Waits for as long as the broker is away."""
+        """Store the result: FINISHED, or ERROR where `code` is given.
+
+        Waits for as long as the broker is away or takes no writes.
+        """
         parent = parent_of(grant.id) or ""
         reply = await self._line.run(
             self._scripts.finish(
@@ -209,13 +217,11 @@ class Consumer:
         )
         await self._line.run(call, patient=True)
 
-    async def settle(self, rid: str, token: str, usage: Usage) -> None:
+    async def settle(self, grant: Grant, report: Report) -> None:
         """What a run had used up when its request was ended under it."""
-        ttl_ms = int(self._settings.result_record_ttl_s * 1000)
-        text = msgspec.json.encode(usage).decode()
-        await self._line.run(
-            self._scripts.settle(rid, token, text, usage.completion_tokens, ttl_ms), patient=True
-        )
+        text, tokens = codec.encode_report(report), report.usage.completion_tokens
+        call = self._scripts.settle(grant.id, grant.token, text, tokens)
+        await self._line.run(call, patient=True)
 
     async def leave(self) -> None:
         """A clean stop: what a claim still had on its way is given back, own keys go."""
@@ -227,6 +233,7 @@ class Consumer:
         command: tuple[Any, ...] = ("HDEL", self._keys.fixed("wk"), *fields)
         await self._line.run(command)
         await self._line.run(("DEL", self._keys.ctl(self.name)))
+        await asyncio.gather(*self._notifying, return_exceptions=True)
         self._bell.close()
 
     def close_beats(self) -> None:

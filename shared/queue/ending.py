@@ -5,6 +5,8 @@ Used by cancel (the front door) and by the housekeeper (expired and dead request
 
 from __future__ import annotations
 
+import asyncio
+
 from shared import codec
 from shared.queue.line import Line
 from shared.queue.scripts import Scripts
@@ -25,7 +27,7 @@ async def end_one(
 ) -> bool:
     """`how` is cancel, expire or dead. Whether this call ended it; False if it was not live or not due."""
     while True:
-        _, kind, value, _ = await line.run(scripts.peek(rid))
+        _, kind, value, *_ = await line.run(scripts.peek(rid))
         if kind != b"live":
             return False
         record = codec.decode_record(value)
@@ -45,7 +47,7 @@ async def end_missing(
 ) -> None:
     """End those children of a list that were never submitted; `state` C also marks the list cancelled."""
     while True:
-        _, kind, value, _ = await line.run(scripts.peek(parent))
+        _, kind, value, *_ = await line.run(scripts.peek(parent))
         if kind != b"group":
             return
         group = {value[i].decode(): value[i + 1] for i in range(0, len(value), 2)}
@@ -60,3 +62,19 @@ async def end_missing(
                 await line.run(scripts.notify(parent, api.decode(), INLINE_MAX))
             if int(reply[1]) >= n:
                 return
+
+
+async def cancel_list(
+    line: Line, scripts: Scripts, parent: str, n: int, code: str, message: str, ttl_ms: int
+) -> None:
+    """The children that were never submitted, then each of the `n` that lives. Twice is as once."""
+    await end_missing(line, scripts, parent, "C", code, ttl_ms)
+    for start in range(0, n, CHUNK):
+        await asyncio.gather(
+            *(
+                end_one(
+                    line, scripts, f"{parent}.{i}", "cancel", ttl_ms, code=code, message=message
+                )
+                for i in range(start, min(start + CHUNK, n))
+            )
+        )

@@ -10,9 +10,10 @@ import logging
 
 from shared.errors import BrokerUnavailable
 from shared.queue.connection import Connection
-from shared.queue.ending import end_missing, end_one
+from shared.queue.ending import cancel_list, end_missing, end_one
 from shared.queue.keys import Keys
 from shared.queue.scripts import Scripts
+from shared.queue.snapshot import parse_snapshot
 from shared.settings import QueueSettings
 
 log = logging.getLogger(__name__)
@@ -65,11 +66,21 @@ class Housekeeper:
             due, parents = await self._line.run(self._scripts.sweep(BATCH))
             await asyncio.gather(*(self._end_due(rid.decode(), ttl_ms) for rid in due))
             for parent in parents:
-                await end_missing(
-                    self._line, self._scripts, parent.decode(), "E", "submit_incomplete", ttl_ms
-                )
+                await self._end_list(parent.decode(), ttl_ms)
             if len(due) < BATCH:
                 return
+
+    async def _end_list(self, parent: str, ttl_ms: int) -> None:
+        snapshot = parse_snapshot(parent, await self._line.run(self._scripts.peek(parent)))
+        if snapshot is None or snapshot.group is None:
+            return
+        if snapshot.group.cancelled:
+            # Whoever cancelled it did not get to its end.
+            code, message = "cancelled", "cancelled by its client"
+            n = snapshot.group.n
+            await cancel_list(self._line, self._scripts, parent, n, code, message, ttl_ms)
+        else:
+            await end_missing(self._line, self._scripts, parent, "E", "submit_incomplete", ttl_ms)
 
     async def _end_due(self, rid: str, ttl_ms: int) -> None:
         if not await end_one(self._line, self._scripts, rid, "expire", ttl_ms):

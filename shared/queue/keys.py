@@ -19,9 +19,6 @@ class Keys:
     def body(self, rid: str) -> str:
         return f"{self.prefix}:body:{rid}"
 
-    def usage(self, rid: str) -> str:
-        return f"{self.prefix}:use:{rid}"
-
     def group(self, parent: str) -> str:
         return f"{self.prefix}:grp:{parent}"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import redis.asyncio as aioredis
@@ -16,27 +17,35 @@ from redis.exceptions import ResponseError
 
 from shared.errors import BrokerUnavailable
 from shared.queue.scripts import Call
-from shared.queue.wire import Backoff, Command, Wire, is_passing
+from shared.queue.wire import Backoff, Command, Wire, is_passing, is_refusing_writes, pack
 
 log = logging.getLogger(__name__)
 
 REPLY_S = 1.2
 CHECK_S = 0.1
+AGAIN_S = 0.5
 BATCH_CALLS = 128
 BATCH_BYTES = 4 << 20
 
 
 class _Entry:
-    """A call under way. `is_loaded`: its script was sent along, so another NOSCRIPT is an error."""
+    """A call under way. `is_loaded`: its script was sent along, so another NOSCRIPT is an error. `was_sent`: it may
+    have run, whatever comes of it.
+    """
 
-    __slots__ = ("call", "deadline", "future", "is_loaded", "sent_at")
+    __slots__ = ("call", "deadline", "future", "is_loaded", "sent_at", "was_sent")
 
     def __init__(self, call: Call | Command, deadline: float, future: asyncio.Future[Any]) -> None:
         self.call = call
         self.deadline = deadline
         self.future = future
         self.sent_at = 0.0
+        self.was_sent = False
         self.is_loaded = False
+
+    @property
+    def is_patient(self) -> bool:
+        return self.deadline == float("inf")
 
     @property
     def command(self) -> Command:
@@ -52,7 +61,7 @@ class _Entry:
 class Line:
     """Calls made in the same turn of the loop share one write; replies are handed out as they come.
 
-    A caller that is cancelled leaves its call running: a script in flight is never cut.
+    A call whose caller is cancelled is not sent any more; one that is under way is never cut.
     """
 
     def __init__(
@@ -65,9 +74,12 @@ class Line:
         self._waiting: deque[_Entry] = deque()  # not sent
         self._sent: deque[_Entry] = deque()  # not answered
         self._opening: asyncio.Task[None] | None = None
+        self._refused: list[_Entry] = []  # patient, and the broker takes no writes for now
         self._making_room: asyncio.Task[None] | None = None
+        self._again_due: asyncio.TimerHandle | None = None
         self._check_due: asyncio.TimerHandle | None = None
         self._is_flush_due = False
+        self._is_closed = False
         self.is_up = False
 
     async def run(self, call: Call | Command, *, patient: bool = False) -> Any:
@@ -79,6 +91,9 @@ class Line:
         loop = asyncio.get_running_loop()
         deadline = float("inf") if patient else loop.time() + self._budget_s
         future = loop.create_future()
+        if self._is_closed:
+            future.set_exception(_closed())
+            return future
         self._waiting.append(_Entry(call, deadline, future))
         if not self._is_flush_due:
             self._is_flush_due = True
@@ -86,26 +101,29 @@ class Line:
         return future
 
     async def close(self) -> None:
+        """For good: calls under way fail, and so does every later one."""
+        self._is_closed = True
         tasks = [task for task in (self._opening, self._making_room) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._opening = self._making_room = None
-        if self._check_due is not None:
-            self._check_due.cancel()
-            self._check_due = None
+        for timer in (self._check_due, self._again_due):
+            if timer is not None:
+                timer.cancel()
         if self._wire is not None:
             self._wire.close()
             self._wire = None
-        for entry in (*self._sent, *self._waiting):
-            _fail(entry, BrokerUnavailable("the connection was closed"))
-        self._sent.clear()
-        self._waiting.clear()
+        for entry in (*self._sent, *self._waiting, *self._refused):
+            _fail(entry, _closed())
+        for entries in (self._sent, self._waiting, self._refused):
+            entries.clear()
 
     # --- sending
 
     def _flush(self) -> None:
         self._is_flush_due = False
+        if self._is_closed:
+            return
         loop = asyncio.get_running_loop()
         if self._check_due is None and (self._waiting or self._sent):
             self._check_due = loop.call_later(CHECK_S, self._check)
@@ -113,13 +131,8 @@ class Line:
             if self._opening is None and self._waiting:
                 self._opening = loop.create_task(self._open(0.0), name="broker-connect")
             return
-        now = loop.time()
         while self._waiting and self._wire.has_room:
-            batch = self._take()
-            for entry in batch:
-                entry.sent_at = now
-            self._sent.extend(batch)
-            self._wire.send([entry.command for entry in batch])
+            self._send(self._take(), self._wire)
         if self._waiting and self._making_room is None:
             # A large payload that the broker does not take in: the rest waits here, within its budgets.
             self._making_room = loop.create_task(self._go_on(self._wire))
@@ -128,6 +141,21 @@ class Line:
         await wire.room()
         self._making_room = None
         self._flush()
+
+    def _send(self, entries: Sequence[_Entry], wire: Wire) -> None:
+        now = asyncio.get_running_loop().time()
+        packed: list[bytes] = []
+        for entry in entries:
+            try:
+                packed.append(pack(entry.command))
+            except Exception as error:
+                # Nothing of it was sent, so no reply will come for it.
+                _fail(entry, error)
+                continue
+            entry.sent_at = now
+            entry.was_sent = True
+            self._sent.append(entry)
+        wire.send(b"".join(packed))
 
     def _take(self) -> list[_Entry]:
         batch: list[_Entry] = []
@@ -158,24 +186,35 @@ class Line:
             self._on_lost(error)
         elif str(error).startswith("NOSCRIPT") and not entry.is_loaded and self._wire is not None:
             self._load(entry, self._wire)
+        elif is_refusing_writes(error) and entry.is_patient:
+            self._refused.append(entry)
+            if self._again_due is None:
+                log.warning("commands: the broker takes no writes, trying again: %s", error)
+                self._again_due = asyncio.get_running_loop().call_later(AGAIN_S, self._again)
         else:
             _fail(entry, error)
+
+    def _again(self) -> None:
+        self._again_due = None
+        self._waiting.extend(self._refused)
+        self._refused.clear()
+        self._flush()
 
     def _load(self, entry: _Entry, wire: Wire) -> None:
         """Send the script, then the call again."""
         assert isinstance(entry.call, Call)
         nobody: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         nobody.cancel()
-        loading = _Entry(entry.call.load_command, entry.deadline, nobody)
-        loading.sent_at = entry.sent_at = asyncio.get_running_loop().time()
         entry.is_loaded = True
-        self._sent.extend((loading, entry))
-        wire.send((loading.command, entry.command))
+        self._send((_Entry(entry.call.load_command, entry.deadline, nobody), entry), wire)
 
     # --- faults
 
     def _check(self) -> None:
-        """Every tenth of a second while something is under way: whose budget is used up, and is the wire dead?"""
+        """Every tenth of a second while something is under way: whose budget is used up, and is the wire dead?
+
+        A wire on which bytes move is not, however long its oldest call takes.
+        """
         self._check_due = None
         now = asyncio.get_running_loop().time()
         for entry in (*self._sent, *self._waiting):
@@ -183,8 +222,9 @@ class Line:
                 self.is_up = False
                 message = "the broker does not answer"
                 _fail(entry, BrokerUnavailable(message, retry_after_s=2))
-        if self._sent and now - self._sent[0].sent_at >= REPLY_S:
-            self._on_lost(TimeoutError(f"no reply for {REPLY_S} s"))
+        moved_at = self._wire.still_since() if self._wire is not None else now
+        if self._sent and now - max(moved_at, self._sent[0].sent_at) >= REPLY_S:
+            self._on_lost(TimeoutError(f"not a byte for {REPLY_S} s"))
         self._waiting = deque(entry for entry in self._waiting if not entry.future.done())
         if self._sent or self._waiting:
             self._check_due = asyncio.get_running_loop().call_later(CHECK_S, self._check)
@@ -209,7 +249,8 @@ class Line:
         while True:
             if delay_s:
                 await asyncio.sleep(delay_s)
-            if all(entry.future.done() for entry in self._waiting):
+            self._waiting = deque(entry for entry in self._waiting if not entry.future.done())
+            if not self._waiting:
                 break
             try:
                 self._wire = await Wire.open(self._pool, self._on_reply, self._on_lost)
@@ -227,6 +268,12 @@ class Line:
 
 def _fail(entry: _Entry, error: Exception) -> None:
     if not entry.future.done():
-        if isinstance(error, ResponseError) and str(error).startswith(("OOM", "MISCONF")):
+        if is_refusing_writes(error):
             error = BrokerUnavailable(f"the broker takes no writes: {error}", retry_after_s=5)
+        elif isinstance(error, BrokerUnavailable):
+            error.may_have_run = entry.was_sent
         entry.future.set_exception(error)
+
+
+def _closed() -> BrokerUnavailable:
+    return BrokerUnavailable("the connection was closed")

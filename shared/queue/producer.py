@@ -22,8 +22,10 @@ from shared.errors import (
     QueueFull,
 )
 from shared.queue import stats as queue_stats
+from shared.queue.cancelling import CODE, MESSAGE, Cancelling
 from shared.queue.connection import Connection
-from shared.queue.ending import CHUNK, end_missing, end_one
+from shared.queue.ending import CHUNK
+from shared.queue.fitness import look_at
 from shared.queue.housekeeper import Housekeeper
 from shared.queue.keys import Keys
 from shared.queue.results import FETCH, Results
@@ -38,6 +40,7 @@ from shared.worker_info import WorkerSeen
 log = logging.getLogger(__name__)
 TICK_S = 1.0
 RECONCILE_AFTER_S = 5.0
+LOOK_S = 30.0
 
 
 class Producer:
@@ -58,14 +61,16 @@ class Producer:
         self._waiters = Waiters()
         self._results = Results(connection, self._keys, self.api_id, self._waiters)
         self._has_stream = False
-        self._doubtful: set[str] = set()
+        self._unfit: str | None = None
+        self._looked_at = float("-inf")
         self._tasks: list[asyncio.Task[None]] = []
         self._ttl_ms = int(settings.result_record_ttl_s * 1000)
         self._prompt_version = -1
+        self._cancelling = Cancelling(connection, self._scripts, self._ttl_ms)
 
     async def start(self) -> None:
         housekeeper = Housekeeper(self._connection, self._settings)
-        runs = (self._results.run(), self._keep(), housekeeper.run())
+        runs = (self._results.run(), self._keep(), self._cancelling.run(), housekeeper.run())
         self._tasks = [asyncio.create_task(run) for run in runs]
 
     async def close(self) -> None:
@@ -76,8 +81,8 @@ class Producer:
 
     @property
     def is_up(self) -> bool:
-        """Whether the broker answered the last call."""
-        return self._line.is_up
+        """Whether the broker answered the last call, and may be trusted with requests."""
+        return self._line.is_up and self._unfit is None
 
     @property
     def waiting(self) -> int:
@@ -168,8 +173,10 @@ class Producer:
         )
         if reply[0] == b"DUP":
             await self._line.run(self._scripts.attach(parent.id, self.api_id))
-        submitted = self._submitted(parent.id, [reply[0], 0, *reply[1:]])
-        if reply[0] == b"OK":
+        place = (0,) if reply[0] in (b"OK", b"DUP") else ()
+        submitted = self._submitted(parent.id, [reply[0], *place, *reply[1:]])
+        if reply[0] in (b"OK", b"DUP"):
+            # After DUP too: the first run of this may have ended, or its reply been lost, before all were in.
             for start in range(0, len(children), CHUNK):
                 chunk = children[start : start + CHUNK]
                 packed = [
@@ -183,14 +190,16 @@ class Producer:
         return submitted
 
     async def _run_submit(self, rid: str, call: Call, owns_id: bool) -> Any:
-        self._doubtful.discard(rid)
+        if self._unfit is not None:
+            raise BrokerUnavailable(self._unfit)
+        self._cancelling.not_later(rid)
         try:
             return await self._line.run(call)
-        except (BrokerUnavailable, asyncio.CancelledError):
+        except (BrokerUnavailable, asyncio.CancelledError) as error:
             # It may have got through; nobody waits for it, so it must not run. Under an id that others
             # use too somebody may wait: there the same submit again finds it.
-            if owns_id:
-                self._doubtful.add(rid)
+            if owns_id and (not isinstance(error, BrokerUnavailable) or error.may_have_run):
+                self.cancel_later(rid, message="the broker did not answer when it was submitted")
             raise
 
     def _submitted(self, rid: str, reply: list[Any]) -> Submitted:
@@ -198,7 +207,7 @@ class Producer:
         if verdict == b"MISMATCH":
             raise IdempotencyMismatch("this id was used with another body", param="id")
         if verdict == b"FULL":
-            which = reply[1].decode() if reply[1] else "requests"
+            which = reply[1].decode()
             raise QueueFull(f"the queue is full ({which.replace('_', ' ')})")
         if verdict == b"DONE":
             return Submitted(rid, 0, 0, joined=True)
@@ -273,26 +282,14 @@ class Producer:
     # --- ending
 
     async def cancel(
-        self, rid: str, *, code: str = "cancelled", message: str = "cancelled by its client"
+        self, rid: str, *, code: str = CODE, message: str = MESSAGE
     ) -> Snapshot | None:
         """End it wherever it is; what is final stays as it is. The snapshot after that, None if unknown."""
-        snapshot = await self.peek(rid)
-        if snapshot is None:
-            return None
-        if snapshot.group is not None:
-            await end_missing(self._line, self._scripts, rid, "C", code, self._ttl_ms)
-            children = [f"{rid}.{i}" for i in range(snapshot.group.n)]
-            for start in range(0, len(children), CHUNK):
-                part = children[start : start + CHUNK]
-                await asyncio.gather(*(self._cancel_one(child, code, message) for child in part))
-        elif snapshot.record is not None:
-            await self._cancel_one(rid, code, message)
-        return await self.peek(rid)
+        return await self._cancelling.cancel(rid, code=code, message=message)
 
-    async def _cancel_one(self, rid: str, code: str, message: str) -> bool:
-        return await end_one(
-            self._line, self._scripts, rid, "cancel", self._ttl_ms, code=code, message=message
-        )
+    def cancel_later(self, rid: str, *, code: str = CODE, message: str = MESSAGE) -> None:
+        """As `cancel`, as soon as the broker answers again: for what must not run on for nobody."""
+        self._cancelling.later(rid, code=code, message=message)
 
     async def drop(self, rid: str) -> None:
         """Take the answer away; that it was there stays known (410)."""
@@ -351,14 +348,27 @@ class Producer:
         while True:
             try:
                 await self._tick()
+                await self._look()
                 await self.stats()
                 await self._reconcile(RECONCILE_AFTER_S)
-                await self._end_doubtful()
             except BrokerUnavailable as error:
                 log.debug("waiting for the broker: %s", error)
             except Exception:
                 log.exception("keeping the front door's half failed; it goes on")
             await asyncio.sleep(TICK_S)
+
+    async def _look(self) -> None:
+        """Whether the broker may be used; looked at again now and then, so that a cure needs no restart."""
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_at < LOOK_S:
+            return
+        is_first, self._looked_at = self._looked_at == float("-inf"), now
+        found = await look_at(self._line, self._keys)
+        if found.problem and not self._unfit:
+            log.critical("no request is taken: %s", found.problem)
+        elif is_first and found.warning:
+            log.warning("%s", found.warning)
+        self._unfit = found.problem
 
     async def _reconcile(self, age_s: float) -> None:
         now = asyncio.get_running_loop().time()
@@ -381,11 +391,6 @@ class Producer:
                 return
         message = "the broker lost this request; send it again"
         self._waiters.fail(rid, BrokerLost(message, retry_after_s=1))
-
-    async def _end_doubtful(self) -> None:
-        for rid in list(self._doubtful):
-            await self.cancel(rid, message="the broker did not answer when it was submitted")
-            self._doubtful.discard(rid)
 
 
 def _delivery(req: Req) -> str:

@@ -117,7 +117,7 @@ class Scripts:
         ]
 
     def submit(self, rid: str, payload: bytes, meta: Sequence[Any], caps: Sequence[int]) -> Call:
-        """Reply: [OK, position, t0] [DUP, position, t0] [DONE] [MISMATCH] [FULL, which, queued]."""
+        """Reply: [OK, position, at] [DUP, position, at] [DONE] [MISMATCH] [FULL, which, queued]."""
         packed = (codec.pack(list(meta)), codec.pack(list(caps)))
         keys = [self.keys.outcome(rid), self.keys.group(rid)]
         return self._call("submit", keys, rid, payload, *packed)
@@ -133,7 +133,7 @@ class Scripts:
         delivery: str,
         caps: Sequence[int],
     ) -> Call:
-        """Reply: [OK, t0] [DUP, t0] [DONE] [MISMATCH] [FULL, which, queued]."""
+        """Reply: [OK, at] [DUP, at] [DONE] [MISMATCH] [FULL, which, queued]."""
         keys = [self.keys.outcome(parent), self.keys.group(parent)]
         tail = (api, delivery, codec.pack(list(caps)))
         return self._call("reserve", keys, parent, n, tokens, tenant, digest, *tail)
@@ -260,7 +260,7 @@ class Scripts:
         return self._call("tick", extra, lease_ms, last_id)
 
     def peek(self, rid: str) -> Call:
-        """Reply: [now, kind, value, position]."""
+        """Reply: [now, kind, value, position, the server's clock]."""
         return self._call("peek", [self.keys.outcome(rid), self.keys.group(rid)], rid)
 
     def attach(self, rid: str, api: str) -> Call:
@@ -272,10 +272,9 @@ class Scripts:
         k = self.keys
         return self._call("notify", [k.outcome(rid), k.body(rid), k.out(api)], rid, inline_max)
 
-    def settle(self, rid: str, token: str, usage: str, output_tokens: int, ttl_ms: int) -> Call:
-        """Reply: [OK] [ALREADY] [GONE]."""
-        keys = [self.keys.outcome(rid), self.keys.usage(rid)]
-        return self._call("settle", keys, rid, token, usage, output_tokens, ttl_ms)
+    def settle(self, rid: str, token: str, report: str, output_tokens: int) -> Call:
+        """Reply: [OK] [ALREADY] [LOST] [GONE]."""
+        return self._call("settle", [self.keys.outcome(rid)], rid, token, report, output_tokens)
 
     def stats(self) -> Call:
         """Reply: see the script."""

@@ -24,7 +24,9 @@ class Caps(msgspec.Struct, frozen=True):
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """`position`: how many are ahead. `joined`: the id was there already, with the same body."""
+    """`position`: how many are ahead. `joined`: the id was there already, with the same body.
+    `submitted_ms` is by the server's clock.
+    """
 
     id: str
     position: int
@@ -33,7 +35,9 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """A list that has not ended: how many of its children were submitted and have ended."""
+    """A list that has not ended: how many of its children were submitted and have ended.
+    `created_ms` is by the server's clock.
+    """
 
     n: int
     submitted: int
@@ -47,10 +51,14 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """What is known of an id in one step: exactly one of a live record, an outcome, a live list."""
+    """What is known of an id in one step: exactly one of a live record, an outcome, a live list.
+
+    `now_ms` is the queue's clock, which its own times are compared with; `wall_ms` is the server's.
+    """
 
     id: str
     now_ms: int
+    wall_ms: int = 0
     record: Record | None = None
     outcome: Outcome | None = None
     group: Group | None = None
@@ -69,14 +77,15 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 def parse_snapshot(rid: str, reply: list[Any]) -> Snapshot | None:
     """The reply of `peek`; None for an id of which nothing is known."""
-    now_ms, kind, value, ahead = int(reply[0]), reply[1], reply[2], int(reply[3])
+    kind, value = reply[1], reply[2]
+    now_ms, ahead, wall_ms = int(reply[0]), int(reply[3]), int(reply[4])
     if kind == b"live":
         record = codec.decode_record(value)
-        return Snapshot(rid, now_ms, record=record, position=ahead if ahead >= 0 else None)
+        return Snapshot(rid, now_ms, wall_ms, record=record, position=ahead if ahead >= 0 else None)
     if kind == b"done":
-        return Snapshot(rid, now_ms, outcome=codec.decode_outcome(value))
+        return Snapshot(rid, now_ms, wall_ms, outcome=codec.decode_outcome(value))
     if kind == b"group":
-        return Snapshot(rid, now_ms, group=_group(value))
+        return Snapshot(rid, now_ms, wall_ms, group=_group(value))
     return None
 
 
@@ -89,7 +98,7 @@ def _group(flat: list[bytes]) -> Group:
         cancelled=fields["cancelled"] == "1",
         digest=fields["digest"],
         tenant=fields["tenant"],
-        created_ms=int(fields["t0"]),
+        created_ms=int(fields["at"]),
         delivery_json=fields["delivery"],
         apis=tuple(api for api in fields["apis"].split(",") if api),
     )

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import hiredis
@@ -29,10 +29,14 @@ _AGAIN = (
     "CLUSTERDOWN",
     "MASTERDOWN",
     "MOVED",
+    "ASK",
+    "TRYAGAIN",
     "UNBLOCKED",
     "BUSY",
     "NOREPLICAS",
 )
+# Replies by which it says "no writes now": the connection is good, and reads and ends of work may go on.
+_NO_WRITES = ("OOM", "MISCONF")
 _BROKEN = (OSError, TimeoutError, redis.ConnectionError, redis.TimeoutError)
 
 Command = tuple[str | bytes | int | float, ...]
@@ -47,6 +51,18 @@ def is_passing(error: BaseException) -> bool:
         str(error).startswith(_AGAIN)
         or type(error).__name__ in ("ReadOnlyError", "BusyLoadingError")
     )
+
+
+def is_refusing_writes(error: BaseException) -> bool:
+    """Its disk or its memory is full."""
+    return isinstance(error, ResponseError) and str(error).startswith(_NO_WRITES)
+
+
+def pack(command: Command) -> bytes:
+    """As it travels. Raises what its arguments deserve, such as UnicodeEncodeError for half a character."""
+    pack_command: Any = hiredis.pack_command
+    packed: bytes = pack_command(command)
+    return packed
 
 
 class Backoff:
@@ -82,11 +98,12 @@ class Wire(asyncio.Protocol):
         self._replies: Any = hiredis.Reader(
             protocolError=redis.ConnectionError, replyError=ResponseError
         )
-        self._pack: Any = hiredis.pack_command
         self._opened: Any = None
         self._transport: Any = None
         self._has_room = asyncio.Event()
         self._has_room.set()
+        self._moved_at = 0.0
+        self._unsent = 0
 
     @classmethod
     async def open(
@@ -120,8 +137,16 @@ class Wire(asyncio.Protocol):
     async def room(self) -> None:
         await self._has_room.wait()
 
-    def send(self, commands: Iterable[Command]) -> None:
-        self._transport.write(b"".join(map(self._pack, commands)))
+    def send(self, packed: bytes) -> None:
+        self._transport.write(packed)
+
+    def still_since(self) -> float:
+        """The loop's time when a byte last moved, in or out. Asked for often, it is exact to that."""
+        unsent = self._transport.get_write_buffer_size()
+        if unsent < self._unsent:
+            self._moved_at = asyncio.get_running_loop().time()
+        self._unsent = unsent
+        return self._moved_at
 
     def close(self) -> None:
         """At once: what was not sent is dropped, what was not answered never will be."""
@@ -134,6 +159,7 @@ class Wire(asyncio.Protocol):
     # --- called by the transport
 
     def data_received(self, data: bytes) -> None:
+        self._moved_at = asyncio.get_running_loop().time()
         self._replies.feed(data)
         try:
             while (reply := self._replies.gets()) is not False and self._opened is not None:

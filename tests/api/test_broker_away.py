@@ -6,13 +6,14 @@ import asyncio
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from api.settings import ApiSettings
 from tests.api.answering import answering
 from tests.api.conftest import Load
-from tests.api.serving import Front, eventually, front_door
+from tests.api.serving import Front, eventually, front_door, served
 from tests.broker import Server
 
 STILL = ("/", "/livez", "/metrics", "/version", "/info", "/system_prompt")
@@ -131,3 +132,49 @@ async def test_a_caller_that_waits_through_a_restart_is_answered(
         worker.go.set()
         own_broker.start()
         assert (await waiting).json() == {"response": "A(!slow)"}
+
+
+async def is_answered(front: Front, code: str) -> bool:
+    """The metrics tell of an answer, also of one that nobody was there to read."""
+    text = (await front.client.get("/metrics")).text
+    return f'sluice_requests_total{{code="{code}"' in text
+
+
+async def has_ended(front: Front, rid: str, code: str) -> bool:
+    shown = (await front.client.get(f"/requests/{rid}")).json()
+    return bool(shown.get("status") == "cancelled" and shown["error"]["code"] == code)
+
+
+@pytest.mark.parametrize("prompt", ["!slow", ["!slow 1", "!slow 2"]])
+async def test_who_leaves_while_the_broker_hangs_is_cancelled_once_it_is_back(
+    prompt: str | list[str], settings: ApiSettings, own_broker: Server
+) -> None:
+    async with served(settings) as front, answering(settings) as worker:
+        asking = asyncio.create_task(front.client.post("/predict", json={"prompt": prompt}))
+        await eventually(lambda: len(worker.seen) == (1 if prompt == "!slow" else 2))
+        own_broker.send(signal.SIGSTOP)
+        try:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            await eventually(lambda: is_answered(front, "client_gone"))
+        finally:
+            own_broker.send(signal.SIGCONT)
+        for req in worker.seen:
+            await eventually(partial(has_ended, front, req.id, "client_gone"))
+
+
+async def test_who_waited_too_long_while_the_broker_hangs_is_cancelled_once_it_is_back(
+    settings: ApiSettings, own_broker: Server
+) -> None:
+    short = settings.model_copy(update={"sync_wait_s": 1.0})
+    async with served(short) as front, answering(settings) as worker:
+        asking = asyncio.create_task(front.client.post("/predict", json={"prompt": "!slow"}))
+        await eventually(lambda: len(worker.seen) == 1)
+        own_broker.send(signal.SIGSTOP)
+        try:
+            reply = await asking
+        finally:
+            own_broker.send(signal.SIGCONT)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"]) == (504, "wait_timeout")
+        await eventually(lambda: has_ended(front, error["request_id"], "wait_timeout"))

@@ -172,3 +172,71 @@ async def test_one_connection_serves_many_requests(live: Front, worker: Answerer
     for number in range(20):
         reply = await live.client.post("/predict", json={"prompt": f"p{number}"})
         assert reply.json() == {"response": f"A(p{number})"}
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [b"x: y\r\n", b"x" * 32, b"x: " + b"y" * 1_000 + b"\r\n"],
+    ids=["many", "one without end", "long"],
+)
+@pytest.mark.parametrize(
+    "start",
+    [b'e\r\n{"prompt": "x"\r\n1\r\n}\r\n0\r\n', b"5;"],
+    ids=["trailers", "chunk extension"],
+)
+async def test_trailers_without_end_are_cut_off(start: bytes, piece: bytes, live: Front) -> None:
+    url = httpx.URL(live.client.base_url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(
+        b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n" + start
+    )
+    sent = 0
+    with contextlib.suppress(ConnectionError):
+        while sent < 16 * 2**20 and not reader.at_eof():
+            writer.write(piece * (8_192 // len(piece)))
+            await writer.drain()
+            sent += 8_192
+    assert sent < 16 * 2**20
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+    assert (await live.client.get("/")).status_code == 200
+    assert (await live.services.producer.stats()).live == 0
+
+
+async def test_a_body_of_many_small_chunks_and_trailers_within_the_limit_is_served(
+    live: Front, worker: Answerer
+) -> None:
+    url = httpx.URL(live.client.base_url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    body = b'{"prompt": "' + b"x" * 40_000 + b'"}'
+    writer.write(
+        b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    writer.write(b"".join(b"1;a=b\r\n%c\r\n" % byte for byte in body))
+    writer.write(b"0\r\n" + b"x: y\r\n" * 1_000 + b"\r\n")
+    reply = await asyncio.wait_for(reader.read(), 10)
+    assert reply.startswith(b"HTTP/1.1 200")
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_who_leaves_in_the_middle_of_a_body_is_no_error_of_ours(
+    live: Front, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = httpx.URL(live.client.base_url)
+    _, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(
+        b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 50\r\n\r\n{"
+    )
+    await writer.drain()
+    writer.transport.abort()
+
+    async def is_told() -> bool:
+        return 'code="client_gone"' in (await live.client.get("/metrics")).text
+
+    await eventually(is_told)
+    assert "unexpected error" not in caplog.text

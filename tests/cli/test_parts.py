@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from api.__main__ import server_for
+from api.app import build_app
+from api.settings import ApiSettings
 from cli.data_folder import DataFolder
 from cli.machine import openmp_library, share_cores, visible_gpus
 from cli.parts import Placement, api_part, model_part, placement_env, placements, worker_part
+from cli.settings import UpSettings
 
 FOLDER = DataFolder(Path("/data"))
 OPENMP = Path("/venv/lib/libiomp5.so")
@@ -38,8 +42,27 @@ def test_the_model_alone_may_reach_the_hubs() -> None:
 
 
 def test_the_front_door_is_told_where_to_listen() -> None:
-    part = api_part(FOLDER, {"PORT": "1", "HOST": "x"}, "127.0.0.1", 9000)
+    part = api_part(FOLDER, {"PORT": "1", "HOST": "x"}, "127.0.0.1", 9000, drain_s=7.0)
     assert (part.env["HOST"], part.env["PORT"]) == ("127.0.0.1", "9000")
+
+
+@pytest.mark.parametrize("drain_s", [0.0, UpSettings.model_fields["api_drain_s"].default, 600.0])
+def test_the_front_door_is_killed_only_after_its_callers_had_their_time(drain_s: float) -> None:
+    settings = ApiSettings(_env_file=None, api_drain_s=drain_s)
+    config = server_for(build_app(settings), settings).config
+    assert config.timeout_graceful_shutdown is not None
+    part = api_part(FOLDER, {}, "127.0.0.1", 9000, drain_s=drain_s)
+    assert part.grace_s > config.timeout_graceful_shutdown + 5.0
+
+
+def test_each_of_several_workers_has_a_port_of_its_own() -> None:
+    env = {"WORKER_PORT": "9100"}  # as the parts inherit it
+
+    def port(number: int, first_port: int) -> str | None:
+        part = worker_part(number, FOLDER, env, None, {}, drain_s=1.0, first_port=first_port)
+        return part.env.get("WORKER_PORT")
+
+    assert [port(number, 9100) for number in (1, 2, 3)] == ["9100", "9101", "9102"]
 
 
 def gpus_of(placed: list[Placement]) -> list[str]:

@@ -89,6 +89,36 @@ async def never(_: Life) -> str | None:
     return None
 
 
+async def test_a_part_that_never_served_is_given_up_after_its_tries(tmp_path: Path) -> None:
+    lines = Lines()
+    told: list[str] = []
+    command = (sys.executable, "-c", "raise SystemExit('no such device')")
+    part = Supervised(part_of(tmp_path, *command), lines, never, on_hopeless=told.append, tries=2)
+    part.start()
+    line = await lines.until("failed")
+    assert told == ["ended 2 times and was never ready (exit code 1: no such device)"]
+    assert line == f"failed: {told[0]}"
+    await part.stop()
+
+
+async def test_a_part_that_has_served_is_never_given_up(tmp_path: Path) -> None:
+    lines = Lines()
+    told: list[str] = []
+    part = Supervised(
+        part_of(tmp_path, "sleep", "600"), lines, at_once, on_hopeless=told.append, tries=2
+    )
+    part.start()
+    for times in (1, 2, 3):
+        await lines.until("ready", times=times)
+        assert part.life is not None
+        while part.life.pid is None:
+            await asyncio.sleep(0.01)
+        os.kill(part.life.pid, signal.SIGKILL)
+        await lines.until("died", times=times)
+    assert told == []
+    await part.stop()
+
+
 async def test_a_reason_that_was_published_stands_over_the_last_line(tmp_path: Path) -> None:
     async def why(_: Life) -> str | None:
         return "model has no chat template"

@@ -17,6 +17,7 @@ import pytest
 
 from cli.data_folder import DataFolder
 from cli.records import Record
+from cli.settings import UpSettings
 from tests.cli.processes_under_test import all_gone, until
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +26,18 @@ ROOT = Path(__file__).parents[2]
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+def two_free_ports() -> int:
+    """The first of two neighbours."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            first = int(server.getsockname()[1])
+            try:
+                socket.create_server(("127.0.0.1", first + 1)).close()
+            except (OSError, OverflowError):
+                continue
+            return first
 
 
 class Place:
@@ -89,9 +102,12 @@ class Place:
         running = [Record(path).read() for path in self.data.records()]
         return [pid for r in running if r is not None for pid in (r.guard, r.part) if pid]
 
-    def get(self, path: str) -> object:
+    def text(self, path: str) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as reply:
-            return json.load(reply)
+            return str(reply.read(), "utf-8")
+
+    def get(self, path: str) -> object:
+        return json.loads(self.text(path))
 
 
 @pytest.fixture
@@ -157,6 +173,24 @@ def test_a_part_that_is_killed_comes_back(place: Place) -> None:
         assert place.get("/livez")
 
 
+def test_callers_that_wait_are_held_as_long_as_the_front_door_is_told_to(place: Place) -> None:
+    """`up` used to kill it 15 s after the stop, whatever API_DRAIN_S said, and with it every caller."""
+    with (
+        place.up(API_DRAIN_S="17") as process,
+        socket.create_connection(("127.0.0.1", place.port)) as caller,
+    ):
+        body = json.dumps({"prompt": "x"}).encode()
+        head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        caller.sendall(head.encode() + b"\r\n\r\n" + body)
+        until(lambda: "sluice_waiters 1.0" in place.text("/metrics"))
+        process.send_signal(signal.SIGTERM)
+        caller.settimeout(60)
+        # Nobody serves here, so it is told to come back; what matters is that it is told.
+        assert caller.recv(64).startswith(b"HTTP/1.1 503 ")
+        assert process.wait(30) == 0
+    assert "killed" not in place.said()
+
+
 def test_a_second_up_on_the_same_data_is_refused(place: Place) -> None:
     with place.up() as process:
         code, said = place.run("up", PORT=str(free_port()))
@@ -174,7 +208,16 @@ def test_a_busy_port_names_its_holder_before_anything_starts(place: Place) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("PORT", "80000"), ("WORKERS", "two"), ("DRAIN_S", "-1")]
+    ("name", "value"),
+    [
+        ("PORT", "80000"),
+        ("WORKERS", "two"),
+        ("DRAIN_S", "-1"),
+        ("API_DRAIN_S", "601"),
+        ("BROKER_MAXMEMORY", "lots"),
+        ("BROKER_MAXMEMORY", "0.5gb"),
+        ("WORKER_PORT", "70000"),
+    ],
 )
 def test_a_bad_setting_stops_the_start_and_is_named(place: Place, name: str, value: str) -> None:
     code, said = place.run("up", **{name: value})
@@ -182,6 +225,25 @@ def test_a_bad_setting_stops_the_start_and_is_named(place: Place, name: str, val
     assert name in said
     assert value in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("size", ["0", "64mb", "1GB", "100000K", "2g", "7b"])
+def test_sizes_as_the_broker_writes_them_are_taken(size: str) -> None:
+    assert UpSettings(_env_file=None, broker_maxmemory=size).broker_maxmemory == size
+
+
+def test_a_broker_that_never_serves_ends_the_start_with_its_own_words(place: Place) -> None:
+    broken = place.data.broker / "appendonlydir" / "appendonly.aof.manifest"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("no manifest\n")
+    code, said = place.run("up")
+    assert code == 1
+    reason, *lines = said[said.index("sluice: ") :].splitlines()
+    assert reason.startswith("sluice: the broker ended 5 times and was never ready (exit code 1")
+    assert any("manifest" in line for line in lines), said
+    assert "Traceback" not in said
+    assert "api       " not in said
+    assert place.data.records() == []
 
 
 def test_a_bad_setting_of_a_part_stops_the_start_and_is_named(place: Place) -> None:
@@ -203,6 +265,24 @@ def test_a_broker_of_ones_own_is_used_and_none_is_started(place: Place, broker_u
         assert "broker    external" in place.said()
         assert len(place.pids()) == 2  # the front door alone
         assert broker_url not in place.said()  # it may hold a password
+
+
+def test_two_workers_are_seen_on_a_port_each(place: Place) -> None:
+    """Both were given the same one, and the second died of it."""
+    first = two_free_ports()
+
+    def state(port: int) -> str:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/livez", timeout=10) as reply:
+                return str(reply.read(), "utf-8")
+        except OSError:
+            return "not there yet"
+
+    with place.up(WORKERS="2", ENGINE="simulated", WORKER_PORT=str(first)):
+        until(lambda: {state(first), state(first + 1)} == {"ready\n"})
+        assert place.data.records() == [
+            place.data.record(name) for name in ("api", "broker", "worker-1", "worker-2")
+        ]
 
 
 def test_settings_from_dot_env_reach_all_parts(place: Place) -> None:

@@ -9,7 +9,7 @@ import pytest
 import redis
 import yaml
 
-from cli.parts import WORKER_MARGIN_S
+from cli.parts import API_MARGIN_S, WORKER_MARGIN_S
 from cli.settings import UpSettings
 from tests.architecture.source_tree import ROOT
 from tests.broker import Server
@@ -109,6 +109,20 @@ def test_everything_is_watched_and_comes_back(services: dict[str, Any], name: st
     assert service["restart"] == "unless-stopped"
     assert service["healthcheck"]["test"]
     assert {"interval", "timeout", "retries", "start_period"} <= set(service["healthcheck"])
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_the_port_that_is_probed_stands_over_one_in_dot_env(
+    services: dict[str, Any], name: str
+) -> None:
+    service = services[name]
+    assert service["environment"]["WORKER_HOST"] == "0.0.0.0"
+    assert service["environment"]["WORKER_PORT"] == service["healthcheck"]["test"][3]
+
+
+def test_the_front_door_has_time_to_drain(services: dict[str, Any]) -> None:
+    drain_s = UpSettings.model_fields["api_drain_s"].default + API_MARGIN_S
+    assert seconds(services["api"]["stop_grace_period"]) > drain_s
 
 
 @pytest.mark.parametrize("name", WORKERS)

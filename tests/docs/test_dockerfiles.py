@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 from cli.install import TORCH
+from cli.parts import API_MARGIN_S, BROKER_GRACE_S, WORKER_MARGIN_S
+from cli.settings import UpSettings
 from tests.architecture.source_tree import ROOT, files
+from tests.docs import pages
 from tests.docs.dockerfile import FOLDER, NAMES, Dockerfile
 
 SERVICES = ("api", "worker-cpu", "worker-gpu", "all-in-one")
@@ -171,6 +174,35 @@ def test_all_in_one_serves_everybody_on_port_8000_and_asks_no_hub() -> None:
     pull = words.index("RUN python -m cli pull")
     assert words.index("ARG MODEL_ID=") < pull
     assert pull < next(n for n, line in enumerate(words) if "HF_HUB_OFFLINE=1" in line)
+
+
+def shown_runs(image: str) -> list[str]:
+    """Every `docker run` of an image with its name written out, in the pages and on top of the Dockerfiles."""
+    lines = [
+        line for page in pages.NAMES for code in pages.code(page) for line in code.splitlines()
+    ]
+    for path in FOLDER.glob("*.Dockerfile"):
+        lines += [line.lstrip("# ") for line in path.read_text("utf-8").splitlines()]
+    return [line for line in lines if re.match(rf"docker run .* {image}$", line)]
+
+
+def stop_timeout_s(line: str) -> float:
+    found = re.search(r"--stop-timeout (\d+) ", line)
+    return float(found[1]) if found else 10.0  # Docker's own
+
+
+def test_the_whole_service_is_shown_with_a_volume_and_time_to_stop() -> None:
+    """A run that is copied from the pages must not throw the queue away, nor kill what is draining."""
+    settings = UpSettings(_env_file=None)
+    worker_s = settings.drain_s + WORKER_MARGIN_S
+    needs_s = worker_s + settings.api_drain_s + API_MARGIN_S + BROKER_GRACE_S
+    runs = shown_runs("sluice")
+    assert len(runs) >= 2
+    for line in runs:
+        assert re.search(r"-v \w+:/data ", line), line
+        assert stop_timeout_s(line) > needs_s, line
+    for line in shown_runs("sluice-worker-gpu"):
+        assert stop_timeout_s(line) > worker_s, line
 
 
 @pytest.mark.parametrize(

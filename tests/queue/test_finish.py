@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from shared import codec
+from shared.request import Report, Usage
 from tests.queue.harness import TTL_MS, Shard
 
 
@@ -165,9 +167,15 @@ def test_a_queue_time_out_ends_as_expired(shard: Shard) -> None:
 def test_usage_of_a_cancelled_run_is_settled_once(shard: Shard) -> None:
     shard.submit("q.0-a")
     rid, token = shard.grant()
-    settle = shard.scripts.settle(rid, token, '{"completion_tokens":7}', 7, TTL_MS)
+    report = codec.encode_report(Report(usage=Usage(3, 7)))
+    settle = shard.scripts.settle(rid, token, report, 7)
     assert shard.run(settle) == [b"GONE"]
     shard.end(rid, "cancel")
+    assert shard.run(shard.scripts.settle(rid, "0-0", report, 9)) == [b"LOST"]
     assert shard.run(settle) == [b"OK"]
     assert shard.run(settle) == [b"ALREADY"]
+    outcome = shard.outcome(rid)
+    assert outcome is not None
+    assert outcome.report.usage == Usage(3, 7)
+    assert 0 < shard.client.pttl(shard.keys.outcome(rid)) <= TTL_MS
     assert shard.client.hget(shard.keys.fixed("stat"), "settled_tokens") == b"7"

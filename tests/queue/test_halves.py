@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,7 +17,9 @@ from shared import codec
 from shared.errors import BrokerUnavailable, CodecError, IdempotencyMismatch, QueueFull
 from shared.queue.connection import Connection
 from shared.queue.consumer import Consumer, Finished, Grant
+from shared.queue.ending import end_missing
 from shared.queue.producer import Producer
+from shared.queue.scripts import Call
 from shared.queue.snapshot import Caps
 from shared.request import Body, FinishReason, Report, Req, Usage
 from shared.sampling import SamplingParams
@@ -193,9 +196,82 @@ async def test_cancel_reaches_queued_running_and_listed_ones(pair: Pair) -> None
     assert await pair.consumer.wait_for_work(2, wants_work=False) == [running.id]
     grant = claimed.grants[0]
     assert await pair.answer(grant) is Finished.LOST
-    await pair.consumer.settle(grant.id, grant.token, Usage(completion_tokens=3))
+    await pair.consumer.settle(grant, Report(usage=Usage(completion_tokens=3)))
+    answer = await pair.producer.answer(running.id)
+    assert answer is not None
+    assert answer.outcome.report.usage == Usage(completion_tokens=3)
     assert (await pair.consumer.claim(10, is_idle=True)).grants == []
     assert await pair.producer.cancel("q.0-unknown") is None
+
+
+async def test_a_list_that_was_reserved_and_no_more_is_completed_by_the_next_try(
+    pair: Pair,
+) -> None:
+    """As after a lost reply, or a front door that died between the reservation and the last chunk."""
+    parent = pair.req()
+    children = pair.children(parent, 150)
+
+    async def fails_at_the_second_chunk(call: Call, **options: Any) -> Any:
+        if call.script.name == "submit_many" and call.args[2] == 64:
+            raise BrokerUnavailable("away")
+        return await run(call, **options)
+
+    run = pair.producer._line.run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pair.producer._line, "run", fails_at_the_second_chunk)
+        with pytest.raises(BrokerUnavailable):
+            await pair.producer.submit_list(parent, children, FREE, owns_id=False)
+    async with serving(pair):
+        await pair.producer.submit_list(parent, children, FREE, watch=True, owns_id=False)
+        assert (await pair.producer.wait(parent.id, 10)).outcome.status == "finished"
+    answers = await pair.producer.answers([child.id for child in children])
+    texts = [answer.body.text if answer and answer.body else None for answer in answers]
+    assert texts == [f"A(item {i})" for i in range(150)]
+
+
+async def test_a_list_whose_canceller_died_half_way_is_cancelled_all_the_same(pair: Pair) -> None:
+    parent = pair.req()
+    await pair.producer.submit_list(parent, pair.children(parent, 5), FREE, watch=True)
+    line, scripts = pair.producer._line, pair.producer._scripts
+    await end_missing(line, scripts, parent.id, "C", "cancelled", 60_000)
+    answer = await pair.producer.wait(parent.id, 15)
+    assert answer.outcome.status == "cancelled"
+    assert (await pair.producer.stats()).live == 0
+
+
+async def test_what_is_to_be_cancelled_later_is_once_the_broker_is_back(queue_name: str) -> None:
+    server = Server().start()
+    try:
+        async with pair_on(server.url, queue_name) as pair:
+            req = pair.req()
+            await pair.producer.submit(req, FREE)
+            server.send(signal.SIGSTOP)
+            with pytest.raises(BrokerUnavailable):
+                await pair.producer.cancel(req.id)
+            pair.producer.cancel_later(req.id, message="its client has gone")
+            server.send(signal.SIGCONT)
+            answer = None
+            async with asyncio.timeout(15):
+                while answer is None:
+                    await asyncio.sleep(0.05)
+                    with contextlib.suppress(BrokerUnavailable):
+                        answer = await pair.producer.answer(req.id)
+            outcome = answer.outcome
+            assert (outcome.status, outcome.message) == ("cancelled", "its client has gone")
+    finally:
+        server.stop()
+        server.clean()
+
+
+async def test_options_in_the_brokers_address_change_no_protocol(
+    broker_url: str, queue_name: str
+) -> None:
+    url = f"{broker_url}?protocol=3&decode_responses=true&socket_timeout=0.001"
+    async with pair_on(url, queue_name) as pair, serving(pair):
+        req = pair.req()
+        await pair.producer.submit(req, FREE, watch=True)
+        assert (await pair.producer.wait(req.id, 4)).body == Body(text="A(x)")
+        assert (await asyncio.to_thread(pair.consumer.beat, {}, INFO)).lost == []
 
 
 async def test_beats_keep_a_claim_and_tell_of_its_loss(pair: Pair) -> None:

@@ -56,15 +56,49 @@ async def test_a_refused_call_fails_alone(server: Server) -> None:
         assert replies[2] == b"v"
 
 
+async def test_a_call_that_cannot_be_written_fails_alone(server: Server) -> None:
+    async with line_to(server.url) as line:
+        await line.run(("PING",))
+        calls = [line.run(("ECHO", text)) for text in ("a", "half \ud83d", "b")]
+        replies = await asyncio.gather(*calls, return_exceptions=True)
+        assert (replies[0], replies[2]) == (b"a", b"b")
+        assert isinstance(replies[1], UnicodeEncodeError)
+        assert await line.run(("ECHO", "c")) == b"c"
+
+
+async def test_a_slow_broker_that_answers_is_not_dropped(server: Server) -> None:
+    async with line_to(server.url) as line:
+        slow = "redis.call('INCR', 'runs') for i = 1, 100000 do end return 1"
+        calls = [line.run(("EVAL", slow, 0), patient=True) for _ in range(2000)]
+        assert await asyncio.gather(*calls) == [1] * 2000
+        assert await line.run(("GET", "runs")) == b"2000"
+
+
+async def test_a_broker_without_room_is_waited_for_by_patient_calls_alone(server: Server) -> None:
+    async with line_to(server.url) as line:
+        client, own_id = client_of(server), await line.run(("CLIENT", "ID"))
+        client.config_set("maxmemory", 1)
+        patient = asyncio.ensure_future(line.run(("SET", "k", "v"), patient=True))
+        with pytest.raises(BrokerUnavailable, match="takes no writes"):
+            await line.run(("SET", "k", "w"))
+        assert await line.run(("GET", "k")) is None
+        assert not patient.done()
+        client.config_set("maxmemory", 0)
+        assert await patient == b"OK"
+        assert await line.run(("CLIENT", "ID")) == own_id
+        client.close()
+
+
 async def test_what_a_dropped_connection_owed_is_asked_for_again(server: Server) -> None:
     async with line_to(server.url) as line:
         own_id = await line.run(("CLIENT", "ID"))
         client = client_of(server)
-        client.execute_command("CLIENT", "PAUSE", 300, "WRITE")  # so that these are under way
+        client.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")  # so that these are under way
         writes = [asyncio.ensure_future(line.run(("SADD", "members", i))) for i in range(300)]
-        while client.client_list(client_id=[own_id])[0]["qbuf"] == "0":
+        while [c["qbuf"] for c in client.client_list(client_id=[own_id])] == ["0"]:
             await asyncio.sleep(0.01)
         client.client_kill_filter(_id=own_id)
+        client.client_unpause()
         replies = await asyncio.gather(*writes)
         assert all(reply in (0, 1) for reply in replies)
         assert client.scard("members") == 300
@@ -151,4 +185,40 @@ async def test_closing_while_nobody_listens_ends_every_call(server: Server) -> N
             await line.run(("PING",))
     with pytest.raises(BrokerUnavailable):
         await waiting
+    server.start()
+
+
+async def test_a_closed_line_stays_closed(server: Server) -> None:
+    async with line_to(server.url) as line:
+        await line.run(("PING",))
+    with pytest.raises(BrokerUnavailable):
+        await line.run(("PING",))
+    client = client_of(server)
+    while len(client.client_list()) > 1:
+        await asyncio.sleep(0.01)
+    client.close()
+
+
+async def test_callers_who_left_while_nobody_listens_are_not_called_for(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.stop()
+    tries = 0
+
+    async def refused(*args: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr("shared.queue.line.Wire.open", refused)
+    async with line_to(server.url) as line:
+        waiting = asyncio.ensure_future(line.run(("PING",), patient=True))
+        while not tries:
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        before = tries
+        with pytest.raises(BrokerUnavailable):
+            await line.run(("PING",))
+        assert tries - before < 12  # as the backoff allows
     server.start()

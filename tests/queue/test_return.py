@@ -52,6 +52,32 @@ def test_retry_waits_with_backoff_and_dies_after_max_attempts(shard: Shard) -> N
     assert ("failed", "why") in [(event.kind, event.detail) for event in outcome.events]
 
 
+def test_a_retry_is_claimed_though_its_time_in_the_queue_is_over(shard: Shard) -> None:
+    shard.submit("q.0-a", queue_timeout_ms=5_000)
+    rid, token = shard.grant()
+    shard.advance(6_000)
+    assert shard.nack("retry", rid, token) == [b"OK"]
+    shard.advance(1_000)
+    shard.run(shard.scripts.promote(10))
+    assert shard.grant()[0] == rid
+
+
+def test_a_retry_does_not_set_its_lanes_virtual_time_back(shard: Shard) -> None:
+    for i in range(4):
+        shard.submit(f"q.0-{i}", tenant="old", tokens=100)
+    rid, token = shard.grant()
+    for _ in range(3):
+        shard.grant()
+    shard.nack("retry", rid, token)
+    shard.advance(1_000)
+    shard.run(shard.scripts.promote(10))
+    assert shard.grant()[0] == rid
+    shard.submit("q.0-new", tenant="new", tokens=100)
+    record = shard.record("q.0-new")
+    assert record is not None
+    assert record.tag == 300
+
+
 def test_a_worker_that_dies_before_starting_costs_the_request_nothing(shard: Shard) -> None:
     shard.submit("q.0-a")
     shard.grant()

@@ -44,6 +44,23 @@ def test_peek_knows_each_stage(shard: Shard) -> None:
     assert kind() == b"done"
 
 
+def test_a_pause_counts_for_no_deadline_and_events_still_tell_the_servers_time(
+    shard: Shard,
+) -> None:
+    shard.submit("q.0-before", timeout_ms=60_000)
+    shard.scripts.at_ms += 8 * 3_600_000  # everything was down
+    shard.run(shard.scripts.tick(LEASE_MS))
+    at = shard.submit("q.0-after")[2]
+    assert int(at) == shard.now_ms
+    before, after = shard.record("q.0-before"), shard.record("q.0-after")
+    assert before is not None
+    assert after is not None
+    assert after.submitted_ms - before.submitted_ms < 5_000
+    assert after.events[0].at_ms - before.events[0].at_ms >= 8 * 3_600_000
+    assert int(shard.run(shard.scripts.peek("q.0-after"))[4]) == shard.now_ms
+    assert shard.run(shard.scripts.sweep(10))[0] == []
+
+
 def test_stats_tell_depth_age_and_workers(shard: Shard) -> None:
     shard.submit("q.0-a", lane=0)
     shard.advance(2000)

@@ -27,6 +27,7 @@ class ScriptedEngine:
         self.params: list[SamplingParams] = []
         self.aborted: list[str] = []
         self.released = asyncio.Event()
+        self.failure: EngineDead | None = None
         self._aborts: dict[str, asyncio.Event] = {}
         self.running_texts: set[str] = set()
 
@@ -74,7 +75,8 @@ class ScriptedEngine:
         self.running_texts.add(text)
         reason = FinishReason.stop
         if text.startswith("die"):
-            done.put_nowait(EngineDead("the engine died"))
+            self.failure = EngineDead("the engine died")
+            done.put_nowait(self.failure)
             return
         if text.startswith("fail"):
             done.put_nowait(EngineOutput(rid, error=EngineError("it failed")))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
-from shared.errors import BrokerUnavailable
+from shared.errors import BrokerUnavailable, EngineDead
 from shared.queue.consumer import Claimed, Consumer
+from shared.request import Usage
 from shared.sampling import SamplingParams
 from shared.worker_info import WorkerState
 from tests.broker import Server
@@ -80,7 +83,97 @@ async def test_a_deadline_ends_a_running_request_with_its_text_so_far(service: S
     assert stored.body.text == "A(hold it)"
 
 
-async def test_a_drain_finishes_what_runs_and_hands_back_the_rest(service: Service) -> None:
+async def test_a_drain_finishes_what_runs_and_leaves_the_rest_in_the_queue(
+    service: Service,
+) -> None:
+    engine = ScriptedEngine(slots=2)
+    first, second, queued = [await service.submit(t) for t in ("hold a", "hold b", "late")]
+    async with service.worker(engine, drain_s=30.0) as (loop, task):
+        await until(lambda: len(engine.running_texts) == 2)
+        loop.stop()
+        await asyncio.sleep(0)
+        assert not task.done()
+        engine.let_go()
+        assert await asyncio.wait_for(task, 10) == 0
+    for rid in (first, second):
+        assert (await service.producer.wait(rid, 10)).outcome.status == "finished"
+    assert (await service.record(queued)).state == "Q"
+
+
+async def test_a_cancelled_run_tells_what_it_used(service: Service) -> None:
+    engine = ScriptedEngine()
+    rid = await service.submit("hold it")
+    async with service.worker(engine):
+        await until(lambda: "hold it" in engine.running_texts)
+        await service.producer.cancel(rid)
+        async with asyncio.timeout(10):
+            while True:
+                answer = await service.producer.answer(rid)
+                assert answer is not None
+                if answer.outcome.report_json:
+                    break
+                await asyncio.sleep(0.01)
+    report = answer.outcome.report
+    assert (report.usage, report.finish_reason) == (Usage(len("hold it"), 3), None)
+
+
+async def test_an_engine_that_dies_with_nothing_running_ends_its_worker_and_blames_nobody(
+    service: Service,
+) -> None:
+    engine = ScriptedEngine()
+    async with service.worker(engine) as (_, task):
+        await service.ask("one")
+        engine.failure = EngineDead("killed while idle")
+        late = await service.submit("late")
+        assert await asyncio.wait_for(task, 10) == 1
+    record = await service.record(late)
+    assert (record.state, record.crashes) == ("Q", 0)
+
+
+async def test_a_finished_answer_outlasts_a_broker_whose_disk_fails(
+    queue_name: str, tmp_path: Path
+) -> None:
+    gone = tmp_path / "disk"
+    gone.mkdir()
+    server = Server(extra=("--enable-protected-configs", "yes")).start()
+    client: Any = redis.Redis.from_url(server.url)
+    service = Service(server.url, queue_name)
+    await service.producer.start()
+
+    def saves(status: str) -> bool:
+        info = client.info("persistence")
+        return bool(info["rdb_last_bgsave_status"] == status and not info["rdb_bgsave_in_progress"])
+
+    try:
+        engine = ScriptedEngine()
+        rid = await service.submit("hold it")
+        async with service.worker(engine):
+            await until(lambda: "hold it" in engine.running_texts)
+            client.config_set("dir", str(gone))
+            gone.rmdir()
+            client.config_set("save", "3600 1")
+            client.bgsave()
+            await until(lambda: saves("err"))
+            with pytest.raises(BrokerUnavailable, match="takes no writes"):
+                await service.submit("another")
+            refused = client.info("errorstats")["errorstat_MISCONF"]["count"]
+            engine.let_go()
+            await until(
+                lambda: client.info("errorstats")["errorstat_MISCONF"]["count"] > refused + 2
+            )
+            client.config_set("dir", str(server.folder))
+            client.bgsave()
+            answer = await service.producer.wait(rid, 15)
+    finally:
+        await service.close()
+        client.close()
+        server.stop()
+        server.clean()
+    assert (answer.outcome.status, answer.outcome.crashes) == ("finished", 0)
+    assert engine.calls == [["hold it"]]
+
+
+async def test_a_drain_hands_back_what_does_not_end_in_time(service: Service) -> None:
     engine = ScriptedEngine(slots=2)
     short, long, queued = [await service.submit(text) for text in ("hold a", "hold b", "late")]
     async with service.worker(engine, drain_s=1.0) as (loop, task):

@@ -4,49 +4,139 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import psutil
 
 from shared.queue.connection import Connection
 from shared.queue.producer import Producer
 from shared.settings import QueueSettings
-from shared.worker_info import WorkerState
+from shared.worker_info import WorkerInfo, WorkerState
+from tests.broker import Server
 
 ROOT = Path(__file__).parents[2]
 
 
-async def test_a_worker_that_cannot_start_says_why_even_after_its_end(
-    broker_url: str, queue_name: str, tmp_path: Path
-) -> None:
-    env = {
-        **os.environ,
-        "REDIS_URL": broker_url,
-        "QUEUE_NAME": queue_name,
-        "MODEL_DIR": str(tmp_path / "nothing"),
-        "WORKER_ID": "failing",
-    }
-    settings = QueueSettings.load(redis_url=broker_url, queue_name=queue_name)
-    connection = Connection.open(settings)
-    producer = Producer(connection, settings)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "worker", cwd=ROOT, env=env, stderr=asyncio.subprocess.DEVNULL
-    )
-    try:
+class Process:
+    """A worker's process, and what the queue knows of it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, producer: Producer, log: Path) -> None:
+        self._process = process
+        self._producer = producer
+        self._log = log
+
+    def said(self) -> str:
+        return self._log.read_text()
+
+    async def told(self) -> WorkerInfo | None:
+        workers = (await self._producer.stats()).workers
+        return workers[0].info if workers else None
+
+    async def until(self, state: WorkerState) -> WorkerInfo:
         async with asyncio.timeout(60):
-            assert await process.wait() == 3
-        (seen,) = (await producer.stats()).workers
-        assert seen.info.id == "failing"
-        assert seen.info.state is WorkerState.SETUP_FAILED
-        assert seen.info.reason is not None
-        assert "MODEL_DIR" in seen.info.reason
+            while True:
+                info = await self.told()
+                if info is not None and info.state is state:
+                    return info
+                assert self._process.returncode is None, self.said()
+                await asyncio.sleep(0.05)
+
+    async def end(self) -> int:
+        async with asyncio.timeout(60):
+            return await self._process.wait()
+
+    async def stop(self) -> int:
+        self._process.terminate()
+        return await self.end()
+
+
+@asynccontextmanager
+async def worker(url: str, queue: str, log: Path, **own: str) -> AsyncIterator[Process]:
+    """`own` are settings."""
+    settings = QueueSettings.load(redis_url=url, queue_name=queue)
+    connection = Connection.open(settings)
+    env = {**os.environ, "REDIS_URL": url, "QUEUE_NAME": queue, **own}
+    with log.open("wb") as out:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "worker", cwd=ROOT, env=env, stdout=out, stderr=out
+        )
+    try:
+        yield Process(process, Producer(connection, settings), log)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
         await connection.close()
+
+
+async def test_a_worker_that_cannot_start_says_why_even_after_its_end(
+    broker_url: str, queue_name: str, tmp_path: Path
+) -> None:
+    own = {"MODEL_DIR": str(tmp_path / "nothing"), "WORKER_ID": "failing"}
+    async with worker(broker_url, queue_name, tmp_path / "log", **own) as process:
+        assert await process.end() == 3
+        seen = await process.told()
+    assert seen is not None
+    assert seen.id == "failing"
+    assert seen.state is WorkerState.SETUP_FAILED
+    assert seen.reason is not None
+    assert "MODEL_DIR" in seen.reason
+
+
+async def test_a_broker_that_evicts_stops_the_start_for_good(
+    queue_name: str, tmp_path: Path
+) -> None:
+    """With the exit code of a bad setting, after which nobody tries again."""
+    server = Server(extra=("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")).start()
+    try:
+        own = {"ENGINE": "simulated"}
+        async with worker(server.url, queue_name, tmp_path / "log", **own) as process:
+            seen = await process.until(WorkerState.SETUP_FAILED)
+            assert await process.stop() == 2
+        assert seen.reason is not None
+        assert "REDIS_URL" in seen.reason
+        assert "noeviction" in seen.reason
+    finally:
+        server.stop()
+        server.clean()
+
+
+async def test_a_port_that_is_taken_costs_the_figures_and_not_the_worker(
+    broker_url: str, queue_name: str, tmp_path: Path
+) -> None:
+    """It used to end the worker, and that after its engine had been loaded."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        own = {"ENGINE": "simulated", "WORKER_PORT": str(port)}
+        async with worker(broker_url, queue_name, tmp_path / "log", **own) as process:
+            await process.until(WorkerState.READY)
+            assert await process.stop() == 0
+            said = process.said()
+    assert f"WORKER_PORT={port} cannot be opened" in said
+    assert f"in use by pid {os.getpid()}" in said
+    assert said.index("WORKER_PORT") < said.index("serves simulated")
+
+
+async def test_the_port_is_open_before_there_is_an_engine(
+    broker_url: str, queue_name: str, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    own = {"MODEL_DIR": str(tmp_path / "nothing"), "WORKER_PORT": str(port)}
+    async with (
+        worker(broker_url, queue_name, tmp_path / "log", **own) as process,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
+    ):
+        await process.until(WorkerState.SETUP_FAILED)
+        reply = await client.get("/livez")
+        assert (reply.status_code, reply.text) == (503, "setup_failed\n")
+        assert await process.stop() == 3
 
 
 def test_an_exit_that_waits_for_nothing_leaves_no_process_below() -> None:

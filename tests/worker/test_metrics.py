@@ -46,6 +46,15 @@ def test_batch_and_bucket_are_named_for_who_reads_openmetrics(
     assert reply.text.count("# EOF") == 1
 
 
+def test_the_engine_is_named_once_it_is_known() -> None:
+    """The port is open while the engine still loads, so the figures are there before its name is."""
+    metrics = WorkerMetrics("w1")
+    assert b'sluice_worker_state{state="starting",worker="w1"} 1.0' in metrics.render()[0]
+    metrics.engine = "simulated"
+    metrics.batch("w1-1", "0123456789abcdef", 5, 10)
+    assert b'sluice_batch_size_sum{engine="simulated"} 5.0' in metrics.render()[0]
+
+
 def test_a_stalled_worker_is_red_and_a_busy_one_is_not(port: tuple[WorkerMetrics, str]) -> None:
     metrics, url = port
     metrics.state(WorkerState.BUSY, 1)

@@ -38,7 +38,8 @@ class EngineOutput(msgspec.Struct, frozen=True):
     """One piece: `text` and `token_ids` are new since the piece before.
 
     The last piece has a `finish_reason`; `stop_reason` is the string or token id that matched, None
-    for end-of-sequence. `error` is set instead when this request alone failed.
+    for end-of-sequence. `error` is set instead when this request alone failed. `first_token_s`, on the
+    last piece at the latest: from `generate` to the first token; None where there was none.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class EngineOutput(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     cached_tokens: int = 0
+    first_token_s: float | None = None
     logprobs: list[dict[str, Any]] | None = None
     error: Exception | None = None
 
@@ -89,6 +91,11 @@ class Engine(Protocol):
     @property
     def progress(self) -> int:
         """Grows while the engine works: steps or pieces so far. The stall watch reads it."""
+        ...
+
+    @property
+    def failure(self) -> EngineDead | None:
+        """Why it can serve no more, also while nothing runs; None while it can."""
         ...
 
     def generate(

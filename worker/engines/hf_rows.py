@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,13 +17,24 @@ Emit = Callable[[EngineOutput], None]
 class Row:
     """One request of a call. `is_aborted` is set from the loop and read in the engine's thread."""
 
-    __slots__ = ("is_aborted", "is_over", "limit", "n_given", "prompt", "text")
+    __slots__ = (
+        "began",
+        "first_token_s",
+        "is_aborted",
+        "is_over",
+        "limit",
+        "n_given",
+        "prompt",
+        "text",
+    )
 
     def __init__(self, prompt: EnginePrompt, text: RowText, limit: int) -> None:
         self.prompt = prompt
         self.text = text
         self.limit = limit
         self.n_given = 0
+        self.began = time.monotonic()
+        self.first_token_s: float | None = None
         self.is_aborted = False
         self.is_over = False
 
@@ -33,7 +45,14 @@ class Row:
         start, self.n_given = self.n_given, len(self.text.ids)
         self.is_over = reason is not None
         ids = tuple(self.text.ids[start:])
-        return EngineOutput(self.prompt.request_id, self.text.take(), ids, reason, stop_reason)
+        return EngineOutput(
+            self.prompt.request_id,
+            self.text.take(),
+            ids,
+            reason,
+            stop_reason,
+            first_token_s=self.first_token_s,
+        )
 
 
 class RowWatch:
@@ -71,6 +90,8 @@ class RowWatch:
 
     def _take(self, row: Row, token_id: int) -> None:
         text = row.text
+        if row.first_token_s is None:
+            row.first_token_s = time.monotonic() - row.began
         if token_id in self._ends and len(text.ids) >= self._min_tokens:
             text.end(token_id)
             reason = None if token_id in self._eos else self._stops.reason(token_id)

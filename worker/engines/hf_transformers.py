@@ -7,15 +7,16 @@ its answer goes out at once, though the call runs on for the others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from shared.errors import EngineError, InvalidRequest
 from shared.request import FinishReason
 from shared.sampling import SamplingParams
-from worker.engines.base import Capabilities, EngineOutput, EnginePrompt
+from worker.engines.base import Capabilities, EngineDead, EngineOutput, EnginePrompt
 from worker.engines.devices import torch_device
 from worker.engines.hf_rows import Emit, Row, RowWatch
 from worker.engines.penalties import Penalties
@@ -103,6 +104,11 @@ class TransformersEngine:
     def progress(self) -> int:
         return self._progress
 
+    @property
+    def failure(self) -> EngineDead | None:
+        """It lives in this process, and a call that fails costs its own rows alone."""
+        return None
+
     async def generate(
         self, prompts: Sequence[EnginePrompt], params: SamplingParams, *, stream: bool
     ) -> AsyncIterator[EngineOutput]:
@@ -166,9 +172,8 @@ class TransformersEngine:
         emit: Emit,
     ) -> None:
         """In the engine's thread. Every row has its last piece when this returns."""
-        is_seeded = params.seed is not None and not params.is_greedy
         # A seed says what one request gets; in a batch it would depend on the rows before it.
-        calls = [[row] for row in rows] if is_seeded else [list(rows)]
+        calls = [[row] for row in rows] if _seed(params) is not None else [list(rows)]
         for call in calls:
             for row in call:
                 if row.is_aborted:
@@ -189,8 +194,6 @@ class TransformersEngine:
     ) -> None:
         import torch
 
-        if params.seed is not None:
-            torch.manual_seed(params.seed)
         eos = frozenset() if params.ignore_eos else self._eos
         ends = eos | set(stops.ids)
         # Padding is on the left, so that all rows go on at the same place.
@@ -222,7 +225,7 @@ class TransformersEngine:
             }
         penalties = [Penalties(params, ids, mask)] if params.has_penalties else []
         watch = RowWatch(self._step, rows, eos, ends, params.min_tokens, stops, stream, emit)
-        with torch.inference_mode():
+        with torch.inference_mode(), _chance(_seed(params)):
             self._model.generate(
                 input_ids=ids,
                 attention_mask=mask,
@@ -247,3 +250,24 @@ class TransformersEngine:
             row.is_aborted = True
         await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
         self._model = None
+
+
+def _seed(params: SamplingParams) -> int | None:
+    """The seed where there is anything to draw."""
+    return None if params.is_greedy else params.seed
+
+
+@contextmanager
+def _chance(seed: int | None) -> Iterator[None]:
+    """What is drawn inside follows from the seed. torch has one state for all calls, so it is put back:
+    the draws of whoever comes next are no business of this one's.
+    """
+    import torch
+
+    if seed is None:
+        yield
+        return
+    # Seeding reaches every GPU that torch sees.
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield

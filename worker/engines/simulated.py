@@ -16,7 +16,7 @@ import msgspec
 from shared.request import FinishReason
 from shared.sampling import SamplingParams
 from shared.stops import StopMatcher
-from worker.engines.base import Capabilities, EngineOutput, EnginePrompt
+from worker.engines.base import Capabilities, EngineDead, EngineOutput, EnginePrompt
 from worker.engines.row_text import stop_table
 from worker.settings import EngineSettings
 
@@ -71,6 +71,7 @@ class _Row:
 
     __slots__ = (
         "finish_reason",
+        "first_token_s",
         "given",
         "ids",
         "is_aborted",
@@ -80,7 +81,9 @@ class _Row:
         "text",
     )
 
-    def __init__(self, request_id: str, answer: str, params: SamplingParams) -> None:
+    def __init__(
+        self, request_id: str, answer: str, params: SamplingParams, first_token_s: float
+    ) -> None:
         natural = -(-len(answer) // CHARS)
         n_tokens = min(max(natural, params.min_tokens), params.max_tokens)
         if params.ignore_eos:
@@ -92,6 +95,7 @@ class _Row:
             answer = answer[: n_tokens * CHARS]
         stop, end = _first_stop(answer, params)
         self.request_id = request_id
+        self.first_token_s = first_token_s
         self.stop_reason = stop
         self.finish_reason = FinishReason.length if is_cut and not stop else FinishReason.stop
         self.text = answer[:end]
@@ -114,6 +118,7 @@ class _Row:
             if self.is_over
             else None,
             stop_reason=self.stop_reason if self.is_over and not is_cut else None,
+            first_token_s=self.first_token_s if self.given else None,
         )
 
 
@@ -148,11 +153,18 @@ class SimulatedEngine:
     def progress(self) -> int:
         return self._progress
 
+    @property
+    def failure(self) -> EngineDead | None:
+        return None
+
     async def generate(
         self, prompts: Sequence[EnginePrompt], params: SamplingParams, *, stream: bool
     ) -> AsyncIterator[EngineOutput]:
         began = time.monotonic()
-        rows = [_Row(p.request_id, answer_to(p.text), self._fitting(p, params)) for p in prompts]
+        rows = [
+            _Row(p.request_id, answer_to(p.text), self._fitting(p, params), self._first_s)
+            for p in prompts
+        ]
         bell = asyncio.Event()
         self._rows.update({row.request_id: (row, bell) for row in rows})
         try:

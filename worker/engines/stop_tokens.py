@@ -18,7 +18,11 @@ class Stops(msgspec.Struct, frozen=True):
     named: dict[int, str]
 
     def reason(self, reported: str | int | None) -> str | int | None:
-        """In the words of whoever asked: the string that was given, not the id it became."""
+        """In the words of whoever asked: the string that was given, not the id it became. An id that
+        nobody asked for is one of the model's own ends, which have no reason.
+        """
+        if isinstance(reported, int) and reported not in self.ids:
+            return None
         return self.named.get(reported, reported) if isinstance(reported, int) else reported
 
 

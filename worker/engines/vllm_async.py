@@ -103,6 +103,7 @@ class VllmAsyncEngine:
             await self.close()
             raise EngineError(f"vLLM did not start: {cause}{self._hint(cause)}") from error
         self._errors.forget()
+        self._children.look()  # the core's own children are nobody's once it has died
         self._special = special_tokens(self._engine.renderer.tokenizer)
 
     def _hint(self, cause: str) -> str:
@@ -172,6 +173,15 @@ class VllmAsyncEngine:
     def progress(self) -> int:
         return self._steps
 
+    @property
+    def failure(self) -> EngineDead | None:
+        """vLLM watches its processes in a thread of its own and raises only on the next call."""
+        engine = self._engine
+        return self._dead(engine.dead_error) if engine is not None and engine.errored else None
+
+    def _dead(self, error: BaseException) -> EngineDead:
+        return EngineDead(f"vLLM's engine died: {self._errors.cause() or words(error)}")
+
     async def generate(
         self, prompts: Sequence[EnginePrompt], params: SamplingParams, *, stream: bool
     ) -> AsyncIterator[EngineOutput]:
@@ -224,8 +234,7 @@ class VllmAsyncEngine:
             async for output in self._engine.generate(rendered, native, rid):
                 pieces.put_nowait(piece_of(rid, output, stops))
         except EngineDeadError as error:
-            cause = self._errors.cause() or words(error)
-            pieces.put_nowait(EngineDead(f"vLLM's engine died: {cause}"))
+            pieces.put_nowait(self._dead(error))
         except Exception as error:
             pieces.put_nowait(EngineOutput(rid, error=request_error(error)))
 

@@ -10,6 +10,9 @@ from shared.sampling import SamplingParams
 from worker.engines.base import EngineError, EngineOutput
 from worker.engines.stop_tokens import Stops
 
+# vLLM reads -1 as "no seed", where to us it is a number like any other.
+NO_SEED, ITS_STAND_IN = -1, 2**32 - 1
+
 
 def native_params(params: SamplingParams, stops: Stops, stream: bool) -> Any:
     from vllm import SamplingParams as Native
@@ -28,7 +31,7 @@ def native_params(params: SamplingParams, stops: Stops, stream: bool) -> Any:
         presence_penalty=params.presence_penalty,
         skip_special_tokens=params.skip_special_tokens,
         logprobs=params.logprobs,
-        seed=params.seed,
+        seed=ITS_STAND_IN if params.seed == NO_SEED else params.seed,
         ignore_eos=params.ignore_eos,
         output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
         # Each request gets a shallow copy; what vLLM adds to the shared sets is the model's own, so equal for all.
@@ -52,9 +55,16 @@ def piece_of(rid: str, output: Any, stops: Stops) -> EngineOutput:
         else None,
         stop_reason=stops.reason(made.stop_reason),
         cached_tokens=output.num_cached_tokens or 0,
+        first_token_s=_first_token_s(output.metrics),
         logprobs=_logprobs(made) if made.logprobs is not None else None,
         error=error,
     )
+
+
+def _first_token_s(stats: Any) -> float | None:
+    """vLLM has no stats where they are off, and leaves 0 in them until a first token comes."""
+    latency = getattr(stats, "first_token_latency", 0.0)
+    return latency if latency > 0 else None
 
 
 def _logprobs(made: Any) -> list[dict[str, Any]]:

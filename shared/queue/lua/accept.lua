@@ -25,7 +25,7 @@ local function new_record(now, m, parent, payload, rid)
   local tag = next_tag(lane, tenant, tokens)
   local not_before = m[12]
   local rec = {1, not_before > 0 and 'L' or 'Q', eid, lane, tenant, tokens, now, now + m[4], now + m[5], '', '', 0, 0, 0, 0,
-    m[6] ~= '' and {m[6]} or {}, m[7], m[8], parent, m[9], m[10], {{now, 'submitted', ''}}, m[11], 0, tag}
+    m[6] ~= '' and {m[6]} or {}, m[7], m[8], parent, m[9], m[10], {{wall, 'submitted', ''}}, m[11], 0, tag}
   save_record(rid, rec)
   redis.call('ZADD', K_when, int(math.min(rec[R_DL], rec[R_QT])), rid)
   if not_before > 0 then

@@ -16,7 +16,7 @@ for i = 6, #ARGV, 3 do
     redis.call('ZADD', K_lease, int(now + lease_ms), rid)
     if ARGV[i + 2] == '1' and rec[R_ST0] == 0 then
       rec[R_ST0] = now
-      add_event(rec, now, 'started', wid)
+      add_event(rec, 'started', wid)
       save_record(rid, rec)
     end
   else

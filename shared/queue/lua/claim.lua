@@ -83,7 +83,7 @@ local function take(rid, rec, set)
     -- Somebody removed the entry: the request cannot run, so it is handed to the sweep to be ended.
     remove(rid, set)
     rec[R_ST] = 'K'
-    add_event(rec, now, 'dead', 'payload_lost')
+    add_event(rec, 'dead', 'payload_lost')
     save_record(rid, rec)
     redis.call('ZADD', K_when, int(now), rid)
     return true
@@ -95,7 +95,7 @@ local function take(rid, rec, set)
   fence = fence or int(redis.call('HINCRBY', K_stat, 'fence', 1))
   rec[R_TOK] = seq .. '-' .. fence
   rec[R_GR] = rec[R_GR] + 1
-  add_event(rec, now, 'claimed', wid)
+  add_event(rec, 'claimed', wid)
   save_record(rid, rec)
   redis.call('ZADD', K_lease, int(now + lease_ms), rid)
   redis.call('ZADD', K_when, int(rec[R_DL] + 2000), rid)
@@ -151,7 +151,11 @@ if reply[5] == 0 then
     virtual[best] = recs[rid][R_TAG]
     at[best] = at[best] + 1
   end
-  for l, tag in pairs(virtual) do redis.call('HSET', K_tags, 'v' .. l, real(tag)) end
+  -- Never back: a request that is tried again still has the tag of its first time.
+  for l, tag in pairs(virtual) do
+    local v = tonumber(redis.call('HGET', K_tags, 'v' .. l)) or 0
+    if tag > v then redis.call('HSET', K_tags, 'v' .. l, real(tag)) end
+  end
 end
 
 redis.call('HSET', K_wk, 'c:' .. wid, cmsgpack.pack(taken))

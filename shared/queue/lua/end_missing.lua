@@ -8,7 +8,7 @@
 local now = queue_now()
 local parent, state, code, start, count = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local grp = KEYS[NK + 1]
-local g = redis.call('HMGET', grp, 'n', 'submitted', 'tokens', 'tenant', 'digest', 't0')
+local g = redis.call('HMGET', grp, 'n', 'submitted', 'tokens', 'tenant', 'digest', 't0', 'at')
 if not g[1] then return {'GONE'} end
 local n, done = tonumber(g[1]), tonumber(g[2])
 if state == 'C' then
@@ -23,7 +23,7 @@ for i, api in ipairs(split(ARGV[8])) do outs[api] = KEYS[NK + 2 + count + i] end
 local missed = {}
 for i = 1, count do
   local outcome = cmsgpack.pack({1, state, code, 'it was never submitted', '', '', 0, 0, tonumber(g[6]), 0, now, g[5], g[4],
-    parent, '', '', {{now, 'ended', state}}, 0})
+    parent, '', '', {{tonumber(g[7]), 'submitted', ''}, {wall, 'ended', state}}, 0})
   redis.call('SET', KEYS[NK + 2 + i], outcome, 'PX', ARGV[7])
   redis.call('HINCRBY', K_stat, state == 'C' and 'cancelled' or 'error', 1)
   redis.call('HSET', grp, 'submitted', start + i)
@@ -32,10 +32,15 @@ end
 local unused = 0
 if start + count == n then
   unused = tonumber(g[3])
-  redis.call('ZREM', K_resv, parent)
   redis.call('HSET', grp, 'tokens', 0)
 end
 give_room(g[4], count, unused)
+-- A cancelled list stays where the sweep looks until its last child has ended: its canceller may have died half-way.
+if state == 'C' and redis.call('EXISTS', KEYS[NK + 2]) == 0 then
+  redis.call('ZADD', K_resv, int(now + 5000), parent)
+elseif start + count == n then
+  redis.call('ZREM', K_resv, parent)
+end
 local reply = {'OK', start + count, n}
 for _, api in ipairs(missed) do reply[#reply + 1] = api end
 return reply

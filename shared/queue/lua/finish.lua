@@ -19,7 +19,7 @@ if rec[R_W] ~= wid or rec[R_TOK] ~= token or rec[R_ST] == 'K' then return {'LOST
 if rec[R_ST] ~= 'R' then
   leave_sets(rid, rec)
   rec[R_ST] = 'R'
-  add_event(rec, now, 'late', wid)
+  add_event(rec, 'late', wid)
 end
 local outs = {}
 for i, api in ipairs(split(ARGV[14])) do outs[api] = KEYS[NK + 4 + i] end

@@ -23,12 +23,13 @@ for i = 8, #ARGV, 2 do
     elseif how == 'retry' then
       rec[R_AT] = rec[R_AT] + 1
       if rec[R_AT] >= max_attempts then
-        add_event(rec, now, 'failed', cause)
+        add_event(rec, 'failed', cause)
         kill(rid, rec, now, 'attempts_exhausted')
         reply[#reply + 1] = 'DEAD'
       else
-        rec[R_ST] = 'L'
-        add_event(rec, now, 'retry', cause)
+        -- It has been served once: only its deadline ends it now, not its time in the queue.
+        rec[R_ST], rec[R_QT] = 'L', rec[R_DL]
+        add_event(rec, 'retry', cause)
         save_record(rid, rec)
         redis.call('ZREM', K_lease, rid)
         redis.call('ZADD', K_later, int(now + delay_ms * 2 ^ (rec[R_AT] - 1)), rid)

@@ -1,7 +1,7 @@
 -- peek: what is known of an id, in one step.
 -- KEYS: live ready:0 ready:1 ready:2 ready:R ready:S flags | res:<rid> grp:<rid>
 -- ARGV: now rid
--- Replies: {now, kind, value, position}; kind live (record), done (outcome), group (flat hash), none
+-- Replies: {now, kind, value, position, the server's clock}; kind live (record), done (outcome), group (flat hash), none
 -- Moves: none.
 -- FLAGS: allow-oom no-writes
 -- USES: prelude
@@ -20,10 +20,10 @@ if raw then
       for l = 0, rec[R_LN] - 1 do ahead = ahead + redis.call('ZCARD', lanes[l]) end
     end
   end
-  return {int(now), 'live', raw, ahead}
+  return {int(now), 'live', raw, ahead, int(wall)}
 end
 local res = redis.call('GET', KEYS[NK + 1])
-if res then return {int(now), 'done', res, -1} end
+if res then return {int(now), 'done', res, -1, int(wall)} end
 local g = redis.call('HGETALL', KEYS[NK + 2])
-if #g > 0 then return {int(now), 'group', g, -1} end
-return {int(now), 'none', '', -1}
+if #g > 0 then return {int(now), 'group', g, -1, int(wall)} end
+return {int(now), 'none', '', -1, int(wall)}

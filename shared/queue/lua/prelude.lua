@@ -1,4 +1,4 @@
--- Shared by every script: the layout of records and outcomes, the queue clock, the terminal step.
+-- Shared by every script: the layout of records and outcomes, the queue clock.
 -- The loader puts in front of it one local per fixed key (K_in, K_live, K_ready_0, ...) and NK, their number.
 
 -- Record: a packed array, no nil in it. Its order is that of shared/request.py Record.
@@ -10,6 +10,9 @@ local EVENTS_MAX, OUT_MAX, RECENT_MAX = 16, 20000, 10000
 local function int(x) return string.format('%.0f', x) end
 local function real(x) return string.format('%.17g', x) end
 
+-- The server's own clock, which events tell: people read them. Everything that is compared goes by the queue clock.
+local wall
+
 -- The queue clock: never backwards, and a jump of the server's clock (or a pause) is not passed on.
 -- Only tick moves it; until then scripts see at most one second after the last tick's step.
 local function queue_now()
@@ -18,6 +21,7 @@ local function queue_now()
     local t = redis.call('TIME')
     raw = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
   end
+  wall = raw
   local f = redis.call('HMGET', K_flags, 'clk', 'off', 'paused')
   local clk, off = tonumber(f[1]) or 0, tonumber(f[2]) or 0
   local now = raw - off
@@ -35,10 +39,10 @@ local function save_record(rid, rec)
   redis.call('HSET', K_live, rid, cmsgpack.pack(rec))
 end
 
-local function add_event(rec, now, kind, detail)
+local function add_event(rec, kind, detail)
   local ev = rec[R_EV]
   if #ev >= EVENTS_MAX then table.remove(ev, 2) end
-  ev[#ev + 1] = {now, kind, detail or ''}
+  ev[#ev + 1] = {wall, kind, detail or ''}
 end
 
 local function split(text)

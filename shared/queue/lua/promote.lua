@@ -14,7 +14,7 @@ for _, rid in ipairs(due) do
   local rec = load_record(rid)
   if rec and rec[R_ST] == 'L' then
     rec[R_ST] = 'Q'
-    add_event(rec, now, 'promoted', '')
+    add_event(rec, 'promoted', '')
     save_record(rid, rec)
     redis.call('ZADD', LANES[rec[R_LN]], real(rec[R_TAG]), rid)
   end

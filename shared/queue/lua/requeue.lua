@@ -8,7 +8,7 @@ end
 
 local function requeue(rid, rec, now, kind, cause)
   rec[R_ST], rec[R_QT] = 'Q', rec[R_DL]
-  add_event(rec, now, kind, cause)
+  add_event(rec, kind, cause)
   save_record(rid, rec)
   away(rid, rec)
   redis.call('ZADD', K_ready_R, int(rec[R_T0]), rid)
@@ -18,7 +18,7 @@ end
 -- K is not the end: the sweep hands it out at once and again every 5 s until `end` has run.
 local function kill(rid, rec, now, code)
   rec[R_ST] = 'K'
-  add_event(rec, now, 'dead', code)
+  add_event(rec, 'dead', code)
   save_record(rid, rec)
   redis.call('ZREM', K_lease, rid)
   redis.call('ZADD', K_when, int(now), rid)
@@ -29,12 +29,12 @@ local function crash(rid, rec, now, cause, max_crashes)
   rec[R_CR] = rec[R_CR] + 1
   redis.call('HINCRBY', K_stat, 'crashes', 1)
   if rec[R_CR] > max_crashes then
-    add_event(rec, now, 'crash', cause)
+    add_event(rec, 'crash', cause)
     kill(rid, rec, now, 'attempts_exhausted')
     return 'DEAD'
   end
   rec[R_ST], rec[R_QT] = 'Q', rec[R_DL]
-  add_event(rec, now, 'suspect', cause)
+  add_event(rec, 'suspect', cause)
   save_record(rid, rec)
   away(rid, rec)
   -- Fewer crashes first, then by submit time: batchmates of a poison prompt are cleared before it runs alone.

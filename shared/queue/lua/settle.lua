@@ -1,11 +1,16 @@
--- settle: the usage of a run whose request was ended while it ran.
--- KEYS: flags stat | res:<rid> use:<rid>
--- ARGV: now rid token usage output_tokens ttl_ms
--- Replies: {OK} {ALREADY} {GONE}
--- Moves: none. Once for each request: the first token that settles stands.
+-- settle: what a run had used up when its request was ended while it ran, kept in the outcome's report.
+-- KEYS: flags stat | res:<rid>
+-- ARGV: now rid token report output_tokens
+-- Replies: {OK} {ALREADY} {LOST} (another run's, or one that told its report itself) {GONE}
+-- Moves: none. Once for each request.
 -- FLAGS: allow-oom
 -- USES: prelude
-if redis.call('EXISTS', KEYS[NK + 1]) == 0 then return {'GONE'} end
-if not redis.call('SET', KEYS[NK + 2], ARGV[3] .. ' ' .. ARGV[4], 'PX', ARGV[6], 'NX') then return {'ALREADY'} end
+local raw = redis.call('GET', KEYS[NK + 1])
+if not raw then return {'GONE'} end
+local outcome = cmsgpack.unpack(raw)
+if outcome[6] ~= ARGV[3] then return {'LOST'} end
+if outcome[16] ~= '' then return {'ALREADY'} end
+outcome[16] = ARGV[4]
+redis.call('SET', KEYS[NK + 1], cmsgpack.pack(outcome), 'KEEPTTL')
 redis.call('HINCRBY', K_stat, 'settled_tokens', ARGV[5])
 return {'OK'}

@@ -1,7 +1,8 @@
--- sweep: hand out ids that are due for `end` (time over, or K), and lists whose reservation ran out; at most n of each.
+-- sweep: hand out ids that are due for `end` (time over, or K), and lists whose reservation ran out or that are still to be
+-- cancelled; at most n of each.
 -- KEYS: when resv flags
 -- ARGV: now n
--- Replies: {{rid...}, {parent...}}; each is offered again in 5 s until it is ended
+-- Replies: {{rid...}, {parent...}}; an id is offered again in 5 s until it is ended, a list each time
 -- Moves: none.
 -- FLAGS: allow-oom
 -- USES: prelude

@@ -28,12 +28,12 @@ end
 -- A child of `parent` ended; at the last one the parent gets its own outcome and notice.
 local function count_child(parent, grp_key, res_key, now, ttl_ms, outs)
   local done = redis.call('HINCRBY', grp_key, 'terminal', 1)
-  local g = redis.call('HMGET', grp_key, 'n', 'digest', 'tenant', 'delivery', 'apis', 't0', 'cancelled')
+  local g = redis.call('HMGET', grp_key, 'n', 'digest', 'tenant', 'delivery', 'apis', 't0', 'cancelled', 'at')
   local n = tonumber(g[1])
   if not n or done < n then return {} end
   local state = g[7] == '1' and 'C' or 'F'
   local outcome = cmsgpack.pack({1, state, state == 'C' and 'cancelled' or '', '', '', '', 0, 0, tonumber(g[6]), 0, now,
-    g[2], g[3], '', g[4], '', {{now, 'ended', state}}, n})
+    g[2], g[3], '', g[4], '', {{tonumber(g[8]), 'submitted', ''}, {wall, 'ended', state}}, n})
   redis.call('SET', res_key, outcome, 'PX', ttl_ms)
   redis.call('PEXPIRE', grp_key, ttl_ms)
   redis.call('ZREM', K_resv, parent)
@@ -56,17 +56,18 @@ end
 
 -- keys = {res, body, grp, res_parent}. Returns the apis that were not declared.
 local function terminate(rid, rec, now, state, code, message, report, body, keys, outs, ttl_ms, body_ttl_ms, inline_max)
+  add_event(rec, 'ended', state)
+  local started = rec[R_ST0] > 0 and rec[R_ST0] or (rec[R_ST] == 'R' and rec[R_CT] or 0)
+  local outcome = cmsgpack.pack({1, state, code, message, rec[R_W], rec[R_TOK], rec[R_AT], rec[R_CR], rec[R_T0],
+    started, now, rec[R_DG], rec[R_TN], rec[R_PA], rec[R_FL], report, rec[R_EV], 0})
+  -- First what must not be missing: a command that fails ends the script, and what ran before it stays.
+  redis.call('SET', keys[1], outcome, 'PX', ttl_ms)
+  if body then redis.call('SET', keys[2], body, 'PX', body_ttl_ms) end
   leave_sets(rid, rec)
   redis.call('ZREM', K_when, rid)
   redis.call('HDEL', K_live, rid)
   redis.call('XDEL', K_in, rec[R_EI])
   give_room(rec[R_TN], 1, rec[R_TK])
-  add_event(rec, now, 'ended', state)
-  local started = rec[R_ST0] > 0 and rec[R_ST0] or (rec[R_ST] == 'R' and rec[R_CT] or 0)
-  local outcome = cmsgpack.pack({1, state, code, message, rec[R_W], rec[R_TOK], rec[R_AT], rec[R_CR], rec[R_T0],
-    started, now, rec[R_DG], rec[R_TN], rec[R_PA], rec[R_FL], report, rec[R_EV], 0})
-  redis.call('SET', keys[1], outcome, 'PX', ttl_ms)
-  if body then redis.call('SET', keys[2], body, 'PX', body_ttl_ms) end
   local nth = redis.call('HINCRBY', K_stat, STAT[state], 1)
   if code ~= '' then redis.call('HINCRBY', K_stat, 'code:' .. code, 1) end
   if rec[R_PA] ~= '' then
