@@ -9,6 +9,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
 from cli import machine, processes
 from cli.broker import Broker, socket_path
 from cli.data_folder import DataFolder
@@ -81,6 +84,7 @@ class Stack:
         self.door = Door(port := free_port())
         self.statuses: list[str] = []
         self._port = port
+        self._first_worker_port = free_port()
         self._model = model
         self._env: Mapping[str, str] = environment(DATA_DIR=str(folder), **SETTINGS)
         self._parts: list[Guarded] = []
@@ -94,7 +98,7 @@ class Stack:
         self._add(broker_part(broker, self.data, self._env))
         wait_until("the broker answers", broker.answers, 30.0)
         self._env = {**self._env, "REDIS_URL": broker.url}
-        self._add(api_part(self.data, self._env, "127.0.0.1", self._port))
+        self._add(api_part(self.data, self._env, "127.0.0.1", self._port, drain_s=7.0))
         wait_until("the front door answers", lambda: self.door.status() is not None, 60.0)
         self._note_status()
 
@@ -107,7 +111,15 @@ class Stack:
         # More than one may come and go: the third takes the place of the first.
         placed = self._placed(places[(number - 1) % WORKERS])
         worker = self._add(
-            worker_part(number, self.data, self._env, self._model, placed, drain_s=5.0)
+            worker_part(
+                number,
+                self.data,
+                self._env,
+                self._model,
+                placed,
+                drain_s=5.0,
+                first_port=self._first_worker_port,
+            )
         )
 
         def serves() -> bool:
@@ -119,6 +131,14 @@ class Stack:
         wait_until(f"worker-{number} serves", serves, START_LIMIT_S)
         wait_until("the front door has seen it", lambda: self._note_status() == "ok", 10.0)
         return worker
+
+    def engine_figure(self, name: str) -> float:
+        """One of vLLM's own, as the first worker's port passes it on."""
+        url = f"http://127.0.0.1:{self._first_worker_port}/metrics"
+        page = httpx.get(url, trust_env=False).raise_for_status().text
+        families = text_string_to_metric_families(page)
+        [value] = [s.value for family in families for s in family.samples if s.name == name]
+        return value
 
     def stop(self) -> None:
         for part in reversed(self._parts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import msgspec
@@ -22,10 +23,28 @@ pytestmark = [
 
 QUESTIONS = ("What is the capital of France?", "Name a colour.", "Count from one to ten, please.")
 LONG_S = 60.0
+MARKER = "<|im_end|>"
+
+
+@pytest.fixture
+def model_rig(rig: Rig) -> Rig:
+    """An engine with a model inside: where what is asked of chance and probabilities shows in the answer."""
+    if rig.engine.name == "simulated":
+        pytest.skip("no model: it draws nothing, knows no penalty, and has no vocabulary")
+    return rig
 
 
 def greedy(**fields: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 24, "min_tokens": 0, "temperature": 0.0, **fields})
+
+
+def drawn(**fields: Any) -> SamplingParams:
+    """So hot that no two draws are alike by accident."""
+    return greedy(**{"temperature": 2.0, "ignore_eos": True, **fields})
+
+
+def repeats(ids: tuple[int, ...]) -> int:
+    return len(ids) - len(set(ids))
 
 
 async def test_each_request_of_a_batch_is_answered_once_in_one_piece(rig: Rig) -> None:
@@ -81,7 +100,7 @@ async def test_a_stop_string_ends_the_answer_before_itself(rig: Rig, stream: boo
 
 async def test_end_markers_as_stop_strings_change_nothing(rig: Rig) -> None:
     plain = await rig.answer(QUESTIONS[0], greedy())
-    marked = await rig.answer(QUESTIONS[0], greedy(stop=("<|im_end|>", "<|endoftext|>")))
+    marked = await rig.answer(QUESTIONS[0], greedy(stop=(MARKER, "<|endoftext|>")))
     assert marked.text == plain.text
     assert marked.stop_reason is None, "the model's own end, not a stop string"
 
@@ -167,16 +186,14 @@ ONE_OF_EACH: dict[str, Any] = {
 @pytest.mark.parametrize("field", SamplingParams.__struct_fields__)
 async def test_every_field_that_is_promised_is_taken(rig: Rig, field: str) -> None:
     """A new field must be given a value here, and be taken or not be promised by each engine."""
-    if field not in rig.engine.capabilities.fields:
-        return
+    _require(rig, field)
     answer = await rig.answer(QUESTIONS[2], greedy(**{"max_tokens": 6, field: ONE_OF_EACH[field]}))
     assert answer.error is None
     assert 1 <= len(answer.ids) <= 6
 
 
 async def test_logarithms_of_probabilities_belong_to_their_tokens(rig: Rig) -> None:
-    if "logprobs" not in rig.engine.capabilities.fields:
-        return
+    _require(rig, "logprobs")
     answer = await rig.answer(QUESTIONS[0], greedy(max_tokens=4, logprobs=2))
     told = answer.pieces[-1].logprobs
     assert told is not None
@@ -185,34 +202,110 @@ async def test_logarithms_of_probabilities_belong_to_their_tokens(rig: Rig) -> N
     assert msgspec.json.encode(told)
 
 
-async def test_a_seed_gives_the_same_answer_again(rig: Rig) -> None:
-    if "seed" not in rig.engine.capabilities.fields:
-        return
-    params = greedy(temperature=1.5, seed=11, max_tokens=16)
-    first = await rig.answer(QUESTIONS[2], params)
-    again = await rig.answer(QUESTIONS[2], params)
+async def test_a_seed_gives_the_same_answer_again(model_rig: Rig) -> None:
+    params = drawn(seed=11, max_tokens=16)
+    first = await model_rig.answer(QUESTIONS[2], params)
+    again = await model_rig.answer(QUESTIONS[2], params)
     assert again.ids == first.ids
 
 
-async def test_a_token_that_the_model_does_not_have_is_refused_and_nobody_else_suffers(
-    rig: Rig,
+async def test_two_seeds_give_two_answers_and_minus_one_is_a_seed(model_rig: Rig) -> None:
+    answers = [
+        await model_rig.answer(QUESTIONS[2], drawn(seed=seed, max_tokens=16))
+        for seed in (11, 12, -1, -1)
+    ]
+    assert len({answer.ids for answer in answers[:3]}) == 3
+    assert answers[2].ids == answers[3].ids
+
+
+async def test_without_a_seed_each_answer_is_drawn_anew(model_rig: Rig) -> None:
+    answers = await model_rig.answers([QUESTIONS[2]] * 3, drawn(max_tokens=16))
+    assert len({answer.ids for answer in answers}) == 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+async def test_the_seed_of_one_request_is_not_that_of_the_next(
+    model_rig: Rig, temperature: float
 ) -> None:
-    if rig.engine.name == "simulated":
-        return  # has no vocabulary
+    """One process may have one source of chance; whoever seeds it must not fix what others draw from it."""
+    draws = []
+    for _ in range(2):
+        await model_rig.answer(QUESTIONS[0], drawn(temperature=temperature, seed=11, max_tokens=4))
+        draws.append(await model_rig.answer(QUESTIONS[2], drawn(max_tokens=16)))
+    assert draws[0].ids != draws[1].ids
+
+
+async def test_a_low_temperature_says_the_likeliest_and_a_high_one_other_things(
+    model_rig: Rig,
+) -> None:
+    likeliest = await model_rig.answer(QUESTIONS[2], greedy(ignore_eos=True))
+    cold = await model_rig.answer(QUESTIONS[2], drawn(temperature=0.01, seed=11))
+    hot = await model_rig.answer(QUESTIONS[2], drawn(seed=11))
+    assert cold.ids == likeliest.ids
+    assert hot.ids != likeliest.ids
+
+
+@pytest.mark.parametrize("only_one_left", [{"top_k": 1}, {"top_p": 1e-6}])
+async def test_where_one_token_is_left_to_draw_from_it_is_the_likeliest(
+    model_rig: Rig, only_one_left: dict[str, Any]
+) -> None:
+    likeliest = await model_rig.answers(QUESTIONS, greedy(ignore_eos=True))
+    answers = await model_rig.answers(QUESTIONS, drawn(**only_one_left))
+    assert [answer.ids for answer in answers] == [answer.ids for answer in likeliest]
+
+
+@pytest.mark.parametrize(
+    ("penalty", "most_left"),
+    [
+        ({"repetition_penalty": 5.0}, 0.1),
+        ({"frequency_penalty": 2.0}, 0.5),
+        ({"presence_penalty": 2.0}, 0.8),
+    ],
+)
+async def test_a_penalty_changes_what_is_said_and_takes_repeats_away(
+    model_rig: Rig, penalty: dict[str, float], most_left: float
+) -> None:
+    """`most_left` is the share of the repeats without it."""
+    params = {"max_tokens": 64, "ignore_eos": True}
+    plain = await model_rig.answer(QUESTIONS[2], greedy(**params))
+    penalised = await model_rig.answer(QUESTIONS[2], greedy(**params, **penalty))
+    assert repeats(plain.ids) > 10
+    assert penalised.ids != plain.ids
+    assert repeats(penalised.ids) <= most_left * repeats(plain.ids)
+
+
+async def test_special_tokens_are_shown_to_who_asks_for_them(model_rig: Rig) -> None:
+    """Past its end a model goes on with the marker of the next turn."""
+    hidden = await model_rig.answer(QUESTIONS[0], greedy(ignore_eos=True))
+    shown = await model_rig.answer(QUESTIONS[0], greedy(ignore_eos=True, skip_special_tokens=False))
+    assert shown.ids == hidden.ids
+    assert MARKER in shown.text
+    assert MARKER not in hidden.text
+
+
+async def test_prompts_of_unequal_length_are_answered_together_as_alone(model_rig: Rig) -> None:
+    """In float32; with fewer digits the company may tip a close choice."""
+    texts = (QUESTIONS[1], "Here is a story. " * 8 + "What was it about?", *QUESTIONS)
+    together = await model_rig.answers(texts, greedy())
+    alone = [await model_rig.answer(text, greedy()) for text in texts]
+    assert [answer.ids for answer in together] == [answer.ids for answer in alone]
+
+
+async def test_a_token_that_the_model_does_not_have_is_refused_and_nobody_else_suffers(
+    model_rig: Rig,
+) -> None:
     refused, served = await asyncio.gather(
-        rig.answers(QUESTIONS, greedy(stop_token_ids=(2**31 - 1,), min_tokens=1)),
-        rig.answers(QUESTIONS, greedy()),
+        model_rig.answers(QUESTIONS, greedy(stop_token_ids=(2**31 - 1,), min_tokens=1)),
+        model_rig.answers(QUESTIONS, greedy()),
     )
     assert all(isinstance(answer.error, InvalidRequest) for answer in refused)
     assert all("stop_token_ids" in str(answer.error) for answer in refused)
     assert all(answer.error is None for answer in served)
 
 
-async def test_a_token_id_that_stops_is_named(rig: Rig) -> None:
-    if rig.engine.name == "simulated":
-        return  # stops at text alone
-    whole = await rig.answer(QUESTIONS[0], greedy())
-    answer = await rig.answer(QUESTIONS[0], greedy(stop_token_ids=(whole.ids[3],)))
+async def test_a_token_id_that_stops_is_named(model_rig: Rig) -> None:
+    whole = await model_rig.answer(QUESTIONS[0], greedy())
+    answer = await model_rig.answer(QUESTIONS[0], greedy(stop_token_ids=(whole.ids[3],)))
     assert (answer.finish_reason, answer.stop_reason) == (FinishReason.stop, whole.ids[3])
     assert answer.ids == whole.ids[:4]
 
@@ -223,6 +316,20 @@ async def test_progress_grows_while_it_works(rig: Rig) -> None:
     assert rig.engine.progress > before
 
 
+async def test_the_time_to_the_first_token_is_told(rig: Rig) -> None:
+    began = time.monotonic()
+    answers = await rig.answers(QUESTIONS, greedy())
+    for answer in answers:
+        first_token_s = answer.pieces[-1].first_token_s
+        assert first_token_s is not None
+        assert 0 < first_token_s <= time.monotonic() - began
+
+
+async def test_an_engine_that_serves_has_no_failure(rig: Rig) -> None:
+    await rig.answer(QUESTIONS[0], greedy())
+    assert rig.engine.failure is None
+
+
 async def test_what_an_engine_tells_of_itself_can_be_shown(rig: Rig) -> None:
     engine = rig.engine
     assert engine.slots >= 1
@@ -230,3 +337,8 @@ async def test_what_an_engine_tells_of_itself_can_be_shown(rig: Rig) -> None:
     assert msgspec.json.encode(engine.effective_args())
     assert engine.capabilities.rows_share <= set(SamplingParams.__struct_fields__)
     assert engine.capabilities.fields <= set(SamplingParams.__struct_fields__)
+
+
+def _require(rig: Rig, field: str) -> None:
+    if field not in rig.engine.capabilities.fields:
+        pytest.skip(f"{rig.engine.name} does not promise {field}")

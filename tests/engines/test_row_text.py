@@ -91,3 +91,4 @@ def test_only_real_special_tokens_become_ids(tokenizer: Any) -> None:
     assert stops.reason(9) == 9
     assert stops.reason("END") == "END"
     assert stops.reason(None) is None
+    assert stops.reason(7) is None, "nobody asked for it: an end of the model's own"

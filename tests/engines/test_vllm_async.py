@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -42,6 +42,19 @@ def processes_below() -> set[psutil.Process]:
         for process in psutil.Process().children(recursive=True)
         if process.is_running() and "resource_tracker" not in " ".join(process.cmdline())
     }
+
+
+def core_of(ours: set[psutil.Process]) -> psutil.Process:
+    return min(ours, key=lambda process: process.create_time())
+
+
+def still_running(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that are no mere entry in the table, whoever is their parent by now."""
+    return [
+        process
+        for process in processes
+        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    ]
 
 
 def test_sizes_and_memory_are_named_and_never_left_to_who_starts_it() -> None:
@@ -151,13 +164,43 @@ async def test_the_death_of_its_process_fails_all_that_runs_and_leaves_no_proces
     async with asyncio.timeout(60):
         while rig.engine.progress < before_steps + 3:
             await asyncio.sleep(0.01)
-        min(ours, key=lambda process: process.create_time()).kill()
+        core_of(ours).kill()
         with pytest.raises(EngineDead):
             await running
         with pytest.raises(EngineDead):
             await rig.answer("four", params)
     await rig.engine.close()
-    assert processes_below() <= before
+    assert still_running(ours) == []
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("restored")
+async def test_the_death_of_its_process_shows_while_nothing_runs_and_leaves_no_hung_worker(
+    model: Path,
+) -> None:
+    """A worker that hangs does not see its core die, and is no child of ours from then on."""
+    before = processes_below()
+    started = await start(EngineSettings.load(engine="vllm_async", **SETTINGS), model)
+    ours = processes_below() - before
+    core = core_of(ours)
+    workers = ours - {core}
+    assert started.engine.failure is None
+    try:
+        for worker in workers:
+            worker.suspend()
+        core.kill()
+        async with asyncio.timeout(10):
+            while started.engine.failure is None:
+                await asyncio.sleep(0.05)
+        assert isinstance(started.engine.failure, EngineDead)
+        assert set(still_running(ours)) == workers
+        await started.engine.close()
+        assert still_running(ours) == []
+    finally:
+        for worker in still_running(workers):
+            worker.kill()
 
 
 async def test_without_vllm_one_line_says_what_serves(monkeypatch: pytest.MonkeyPatch) -> None:
