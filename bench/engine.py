@@ -1,7 +1,7 @@
 """`python -m bench.engine --quick`: what the service makes of its engine, beside vLLM's own server under the same load.
 
-Real model, real processes, over HTTP. Each is started alone, warmed up, and measured with greedy
-sampling and a fixed number of new tokens, so that both do the same work.
+Real model, real processes, over HTTP. Both are started, warmed up, and asked in turns, with greedy
+sampling and a fixed number of new tokens, so that both do the same work; who is not asked is idle.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import argparse
 import asyncio
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
 from bench import figures, machine
-from bench.load import Run, closed_loop
+from bench.load import Run, closed_loop, joined
 from bench.peer import vllm_server
 from bench.stack import StackError, model_folder, service
 
@@ -61,6 +62,15 @@ class Reply:
 
 
 Ask = Callable[[str], Awaitable[Reply]]
+
+
+@dataclass(frozen=True)
+class Side:
+    """Who is asked, where, and how."""
+
+    name: str
+    url: str
+    make_ask: Callable[[httpx.AsyncClient, Load], Ask]
 
 
 def prompts(prefix: str) -> Iterator[str]:
@@ -112,17 +122,31 @@ def ask_vllm(client: httpx.AsyncClient, load: Load) -> Ask:
     return ask
 
 
-async def measure(
-    url: str, load: Load, make_ask: Callable[[httpx.AsyncClient, Load], Ask]
-) -> Run[Reply]:
+async def measure(sides: Sequence[Side], load: Load) -> list[Run[Reply]]:
+    """Turn and turn about, the second half of the turns in the other order: so a machine that grows slower or
+    quicker meanwhile favours neither side.
+    """
     limits = httpx.Limits(max_connections=load.in_flight)
-    async with httpx.AsyncClient(
-        base_url=url, timeout=2 * WAIT_S, limits=limits, trust_env=False
-    ) as client:
-        ask = make_ask(client, load)
-        warm_up, counted = prompts("Warm-up"), prompts("Question")
-        await closed_loop([next(warm_up) for _ in range(load.warm_up)], load.in_flight, ask)
-        return await closed_loop([next(counted) for _ in range(load.requests)], load.in_flight, ask)
+    asks: list[Ask] = []
+    async with AsyncExitStack() as stack:
+        for side in sides:
+            client = httpx.AsyncClient(
+                base_url=side.url, timeout=2 * WAIT_S, limits=limits, trust_env=False
+            )
+            asks.append(side.make_ask(await stack.enter_async_context(client), load))
+        for side, ask in zip(sides, asks, strict=True):
+            figures.note(f"warming up {side.name}")
+            source = prompts("Warm-up")
+            await closed_loop([next(source) for _ in range(load.warm_up)], load.in_flight, ask)
+        sources = [prompts("Question") for _ in sides]
+        runs: list[list[Run[Reply]]] = [[] for _ in sides]
+        order = list(range(len(sides)))
+        for place in order + order[::-1]:
+            n = load.requests // 2
+            figures.note(f"{n} requests, {load.in_flight} in flight, to {sides[place].name}")
+            items = [next(sources[place]) for _ in range(n)]
+            runs[place].append(await closed_loop(items, load.in_flight, asks[place]))
+    return [joined(turns) for turns in runs]
 
 
 def tokens(run: Run[Reply]) -> int:
@@ -160,13 +184,10 @@ def run(load: Load, folder: Path) -> bool:
     model = model_folder()
     figures.note("starting the service with one worker")
     with service(folder / "sluice", {"MODEL_DIR": str(model), "ENGINE": "vllm_async"}) as ours:
-        args = ours.worker_args()
-        figures.note(f"{load.requests} requests, {load.in_flight} in flight, to the service")
-        mine = asyncio.run(measure(ours.url, load, ask_sluice))
-    figures.note("starting vLLM's own server with the same engine arguments")
-    with vllm_server(folder / "peer", model, args) as url:
-        figures.note("the same load, straight to it")
-        theirs = asyncio.run(measure(url, load, ask_vllm))
+        figures.note("starting vLLM's own server with the same engine arguments")
+        with vllm_server(folder / "peer", model, ours.worker_args()) as url:
+            sides = (Side("the service", ours.url, ask_sluice), Side("vLLM", url, ask_vllm))
+            mine, theirs = asyncio.run(measure(sides, load))
     return figures.show(compare(mine, theirs, load))
 
 

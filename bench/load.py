@@ -25,6 +25,15 @@ class Run(Generic[Reply]):
         return len(self.replies) / self.seconds
 
 
+def joined(runs: Sequence[Run[Reply]]) -> Run[Reply]:
+    """Several turns of the same load as one."""
+    return Run(
+        sum(run.seconds for run in runs),
+        [latency for run in runs for latency in run.latencies_s],
+        [reply for run in runs for reply in run.replies],
+    )
+
+
 async def closed_loop(
     items: Sequence[Item], in_flight: int, ask: Callable[[Item], Awaitable[Reply]]
 ) -> Run[Reply]:

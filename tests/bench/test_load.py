@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bench.load import closed_loop
+from bench.load import Run, closed_loop, joined
 
 
 async def test_so_many_are_in_flight_and_all_are_answered() -> None:
@@ -40,3 +40,9 @@ async def test_the_first_error_ends_the_run_as_it_is() -> None:
     with pytest.raises(ValueError, match="item 3"):
         await closed_loop(range(1000), 4, ask)
     assert len(asked) < 20
+
+
+def test_turns_are_joined_by_their_own_seconds_and_not_the_time_between() -> None:
+    run = joined([Run(2.0, [0.1, 0.2], [1, 2]), Run(3.0, [0.3, 0.4, 0.5], [3, 4, 5])])
+    assert run == Run(5.0, [0.1, 0.2, 0.3, 0.4, 0.5], [1, 2, 3, 4, 5])
+    assert run.per_s == 1.0
