@@ -20,7 +20,7 @@ down: ## drain and stop what `make up` started
 	@if [ -x $(VENV)/python ]; then exec $(VENV)/python -m cli down $(ARGS); fi
 
 logs: ## follow the logs of all parts
-	@exec $(VENV)/python -m cli logs $(ARGS)
+	@if [ -x $(VENV)/python ]; then exec $(VENV)/python -m cli logs $(ARGS); else echo 'nothing is set up yet: run make up'; exit 1; fi
 
 test: install-dev ## run all tests; those with a real engine last
 	@$(VENV)/python -m pytest tests $(SLOW:%=--ignore=%) $(ARGS)

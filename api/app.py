@@ -46,7 +46,7 @@ def build_app(settings: ApiSettings) -> FastAPI:
             await producer.close()
             await connection.close()
 
-    app = FastAPI(title="LLM Service", version=VERSION, lifespan=lifespan)
+    app = FastAPI(title="Sluice", version=VERSION, lifespan=lifespan)
     app.state.services = Services(
         settings, public_variables(), producer, prompts, intake, metrics, drain
     )

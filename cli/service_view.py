@@ -62,14 +62,11 @@ def read_workers(body: Any) -> list[WorkerView]:
 class ServiceView:
     """A client of the front door on this machine."""
 
-    def __init__(self, host: str, port: int, api_key: str | None = None) -> None:
+    def __init__(self, host: str, port: int) -> None:
         shown = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
         self.url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # A proxy that the environment names has no part in asking our own process.
-        self._client = httpx.AsyncClient(
-            base_url=self.url, timeout=TIMEOUT_S, trust_env=False, headers=headers
-        )
+        self._client = httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_S, trust_env=False)
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -77,6 +74,23 @@ class ServiceView:
     async def is_alive(self) -> bool:
         try:
             return (await self._client.get("/livez")).status_code == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
+
+    async def broker(self) -> str | None:
+        """Its line of state; None where the front door does not answer now."""
+        try:
+            reply = await self._client.get("/readyz")
+            if reply.status_code == httpx.codes.OK:
+                return "answers"
+            return str(reply.json()["error"]["message"])
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return None
+
+    async def wants_key(self) -> bool:
+        """Whether clients need one of API_KEYS."""
+        try:
+            return (await self._client.get("/requests/-")).status_code == httpx.codes.UNAUTHORIZED
         except httpx.HTTPError:
             return False
 

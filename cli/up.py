@@ -149,8 +149,10 @@ class Up:
             )
         )
         self._board.note(f"serving after {time.monotonic() - began:.0f} s. Try:")
+        wants_key = await self._view.wants_key()
+        key = " -H 'authorization: Bearer <one of API_KEYS>'" if wants_key else ""
         self._board.note(
-            f"  curl -s {self._view.url}/predict -H 'content-type: application/json' "
+            f"  curl -s {self._view.url}/predict{key} -H 'content-type: application/json' "
             """-d '{"prompt": "What is the capital of France?"}'"""
         )
 
@@ -241,6 +243,10 @@ class Up:
     async def _look(self) -> None:
         while True:
             await self._ask()
+            if self._settings.redis_url is not None and not self._stop.is_set():
+                broker = await self._view.broker()
+                if broker is not None:
+                    self._board.set("broker", f"external  {broker}")
             for worker in self._workers:
                 view = self._view_of(worker.life)
                 if view is not None and not self._stop.is_set():

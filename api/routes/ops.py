@@ -78,7 +78,8 @@ async def readyz(services: ServicesDep) -> Response:
     """A full queue is busy, never unhealthy; nor is one without workers, which takes requests."""
     services.drain.check()
     if not services.producer.is_up:
-        raise BrokerUnavailable("the broker does not answer", retry_after_s=2)
+        reason = services.producer.unfit or "the broker does not answer"
+        raise BrokerUnavailable(reason, retry_after_s=2)
     await services.producer.stats()
     return JsonResponse({"status": "ok"})
 

@@ -85,6 +85,11 @@ class Producer:
         return self._line.is_up and self._unfit is None
 
     @property
+    def unfit(self) -> str | None:
+        """Why the broker gets no request though it answers; None if it does."""
+        return self._unfit
+
+    @property
     def waiting(self) -> int:
         return len(self._waiters)
 

@@ -155,7 +155,7 @@ async def test_unknown_paths_and_methods_are_the_frameworks_own(front: Front) ->
 
 async def test_the_schema_describes_the_bodies(front: Front) -> None:
     schema = (await front.client.get("/openapi.json")).json()
-    assert schema["info"]["title"] == "LLM Service"
+    assert schema["info"]["title"] == "Sluice"
     body = schema["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]
     assert "max_new_tokens" in body["schema"]["properties"]
     body = schema["paths"]["/requests"]["post"]["requestBody"]["content"]["application/json"]

@@ -106,10 +106,10 @@ def test_curl_example_runs(url: str) -> None:
 
 
 def test_readme_commands_do_what_is_written_beside_them(url: str) -> None:
-    status, one, several, submit, poll = (
+    status, one, several, submit, poll, cancel = (
         command.replace("localhost:8000", url.removeprefix("http://")) for command in curls()
     )
-    shown_status, shown_one, shown_several, shown_final = map(
+    shown_status, shown_one, shown_several, shown_submitted, shown_final = map(
         json.loads, pages.blocks("README.md", "json")
     )
     assert json.loads(run(["bash", "-c", status])) == shown_status
@@ -119,7 +119,11 @@ def test_readme_commands_do_what_is_written_beside_them(url: str) -> None:
     assert len(answers["response"]) == len(shown_several["response"])
     submitted = json.loads(run(["bash", "-c", submit]))
     assert submitted["status"] == "pending"
+    assert submitted.keys() == shown_submitted.keys()
+    assert submitted["urls"].keys() == shown_submitted["urls"].keys()
     final = json.loads(run(["bash", "-c", poll.replace("<id>", submitted["id"])]))
     assert final["status"] == "finished"
     assert final.keys() == shown_final.keys()
     assert final["usage"].keys() == shown_final["usage"].keys()
+    ended = json.loads(run(["bash", "-c", cancel.replace("<id>", submitted["id"])]))
+    assert ended["status"] == "finished"

@@ -12,6 +12,7 @@ import pytest
 
 from cli.data_folder import DataFolder
 from cli.records import Record
+from tests.broker import Server
 from tests.e2e.launcher import Launcher
 from tests.e2e.places import wait_until
 
@@ -134,3 +135,22 @@ def test_a_part_killed_in_the_middle_of_work_costs_no_request(up: Launcher, part
     assert {answer["status"] for answer in answers} == {"finished"}
     assert {answer["usage"]["completion_tokens"] for answer in answers} == {10}
     assert up.door.counters()["finished"] == len(rids)
+
+
+def test_a_broker_of_ones_own_that_is_away_is_told_and_then_waited_for(
+    up: Launcher, tmp_path: Path
+) -> None:
+    server = Server(tmp_path)
+    try:
+        up.start(REDIS_URL=server.url, API_KEYS="a-key")
+        wait_until(
+            "its line says so", lambda: "external  the broker does not answer" in up.said(), 30.0
+        )
+        server.start()
+        wait_until("the service says ok", lambda: up.door.status() == "ok", START_LIMIT_S)
+        wait_until("its line says so too", lambda: "external  answers" in up.said(), 30.0)
+        wait_until("a hint that works is shown", lambda: "Bearer <one of" in up.said(), 10.0)
+        assert up.down()[0] == 0
+    finally:
+        up.close()
+        server.stop()
