@@ -117,7 +117,9 @@ class Loop:
             running=self._used,
             finished_total=self._generator.finished_total,
             output_tokens_total=self._generator.output_tokens_total,
-            tokens_per_s=self._rate.at(time.monotonic(), self._generator.output_tokens_total),
+            tokens_per_s=round(
+                self._rate.at(time.monotonic(), self._generator.output_tokens_total), 1
+            ),
         )
 
     # --- claiming
