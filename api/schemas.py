@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from api.system_prompt import MAX_CHARS
 from shared.errors import InvalidRequest
-from shared.sampling import SamplingParams
+from shared.sampling import SamplingParams, is_unicode
 
 SAMPLING_FIELDS = frozenset(SamplingParams.__struct_fields__)
 PriorityName = Literal["interactive", "standard", "batch"]
@@ -258,17 +258,9 @@ def _fault(parent: dict[str, Any] | list[Any]) -> tuple[list[str | int], str] | 
         elif isinstance(child, float):
             if not math.isfinite(child):
                 return [key], "must be a finite number"
-        elif not _is_unicode(child):
+        elif not is_unicode(child):
             return [key], "holds half of a surrogate pair"
     return None
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _dotted(path: Iterable[str | int]) -> str:

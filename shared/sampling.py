@@ -107,7 +107,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"each string must have 1..{MAX_STOP_CHARS} characters",
                 text,
             )
-            _require(_is_unicode(text), "stop", "each string must be valid Unicode", text)
+            _require(is_unicode(text), "stop", "each string must be valid Unicode", text)
         _require(
             len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS,
             "stop_token_ids",
@@ -220,7 +220,7 @@ def _strings(stop: Any) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
     """A lone surrogate can be written in JSON, but neither stored nor generated."""
     try:
         text.encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.queue import stats
+from shared.queue.fitness import LAYOUT
 from shared.queue.scripts import NAMES, Call, load
 from tests.queue.harness import LEASE_MS, Shard
 
@@ -42,6 +43,10 @@ def test_peek_knows_each_stage(shard: Shard) -> None:
     assert shard.run(shard.scripts.peek("q.0-a"))[3] == -1
     shard.finish(rid, token)
     assert kind() == b"done"
+
+
+def test_tick_marks_a_queue_with_the_layout_that_is_looked_for(shard: Shard) -> None:
+    assert int(shard.client.hget(shard.keys.fixed("flags"), "layout")) == LAYOUT
 
 
 def test_a_pause_counts_for_no_deadline_and_events_still_tell_the_servers_time(
