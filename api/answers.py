@@ -203,12 +203,16 @@ def timeline_object(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def usage_object(usage: Usage) -> dict[str, int]:
-    return {
+    """`reasoning_tokens` are told where there are any: most models have none."""
+    shown = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
         "cached_tokens": usage.cached_tokens,
     }
+    if usage.reasoning_tokens:
+        shown["reasoning_tokens"] = usage.reasoning_tokens
+    return shown
 
 
 def item_failure(index: int, answer: Answer | None) -> dict[str, Any] | None:

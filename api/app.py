@@ -33,7 +33,7 @@ def build_app(settings: ApiSettings) -> FastAPI:
     connection = Connection.open(settings)
     producer = Producer(connection, settings)
     metrics = Metrics(producer, RULES)
-    prompts = SystemPrompts(producer, settings.system_prompt)
+    prompts = SystemPrompts(producer, settings.built_in_system_prompt)
     drain = Drain(settings.api_drain_s)
     intake = Intake(settings, producer, prompts, metrics, drain)
 

@@ -11,12 +11,11 @@ from starlette.datastructures import Headers
 from api.intake import Ask, check_list, digest_of
 from api.preferences import header_seconds
 from api.schemas import PredictBody, RequestBody, read_predict, read_request
-from api.settings import ApiSettings
+from api.settings import PREDICT_SAMPLING, ApiSettings
 from shared.errors import InvalidRequest, UnsupportedParameter
 from shared.request import Message, Priority
 
 PREDICT, REQUESTS = "/predict", "/requests"
-_PREDICT_SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "frequency_penalty")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 # Fields that nothing here honours yet, each with the values that do not ask for it.
 _NEUTRAL: dict[str, Sequence[Any]] = {
@@ -38,13 +37,13 @@ def predict_ask(
     _check_list_in(parsed, settings)
     body = read_predict(parsed)
     _refuse_stream(body.stream)
-    given = {name: getattr(body, name) for name in _PREDICT_SAMPLING}
+    given = {name: getattr(body, name) for name in PREDICT_SAMPLING}
     queue_timeout_s, timeout_s = _time_outs(body, headers, settings)
     ask = Ask(
         path=PREDICT,
         tenant=tenant,
         digest=digest_of(parsed, tenant, PREDICT),
-        is_routed=True,
+        is_routed=settings.profile == "seed",
         prompt=body.prompt,
         sampling={name: value for name, value in given.items() if value is not None},
         override_tokens=body.max_new_tokens,

@@ -19,7 +19,7 @@ import msgspec
 from api.drain import Drain
 from api.metrics import Metrics
 from api.postprocess import STRIP_ONLY
-from api.routing import Decision, Route, Router
+from api.routing import Decision, Route, Router, clamp_budget
 from api.schemas import check_integers
 from api.settings import ApiSettings
 from api.system_prompt import SystemPrompts
@@ -42,18 +42,18 @@ class Ask:
     """A request as a route parsed it, before defaults. `None` is: not given.
 
     `is_routed` asks for the first seed's treatment: routed budgets, its sampling defaults, the built-in
-    system prompt, trimmed answers. `override_tokens` is that face's `max_new_tokens`.
+    system prompt, trimmed answers. `override_tokens` is the `max_new_tokens` of /predict, clamped not refused.
     """
 
     path: str
     tenant: str
     digest: str
     is_routed: bool
-    prompt: str | Sequence[str] | None = None
-    messages: tuple[Message, ...] | None = None
+    prompt: str | Sequence[str] | None = field(default=None, repr=False)
+    messages: tuple[Message, ...] | None = field(default=None, repr=False)
     sampling: Mapping[str, Any] = field(default_factory=dict)
     override_tokens: int | None = None
-    system_prompt: str | None = None
+    system_prompt: str | None = field(default=None, repr=False)
     raw: bool = False
     trim: bool | None = None
     priority: Priority = Priority.standard
@@ -245,7 +245,7 @@ class Intake:
             is_raised = "temperature" in given and temperature > 0
             top_k = -1 if is_raised else settings.top_k
         return SamplingParams(
-            max_tokens=decision.budget_tokens,
+            max_tokens=min(decision.budget_tokens, settings.max_tokens_cap),
             min_tokens=0,
             temperature=temperature,
             top_p=given.get("top_p", settings.top_p),
@@ -259,8 +259,10 @@ class Intake:
         settings = self._settings
         # vLLM and the first seed start at 0 here; the record's own default of 1 is the second seed's.
         fields = {"max_tokens": settings.default_max_tokens, "min_tokens": 0, **ask.sampling}
-        params = SamplingParams.from_dict(fields)
         cap = settings.max_tokens_cap
+        if ask.override_tokens is not None:
+            fields["max_tokens"] = min(clamp_budget(ask.override_tokens), cap)
+        params = SamplingParams.from_dict(fields)
         within = params.max_tokens <= cap
         _require(
             within, "max_tokens", f"must be at most {cap} (MAX_TOKENS_CAP), got {params.max_tokens}"

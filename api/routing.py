@@ -62,8 +62,7 @@ class Router:
     def route(self, prompt: str, override_tokens: int | None = None) -> Decision:
         """An override counts for every item of a list, and is clamped silently, as in the seed."""
         if override_tokens is not None:
-            budget = max(1, min(BUDGET_CEILING, override_tokens))
-            return Decision(Route.override, budget)
+            return Decision(Route.override, clamp_budget(override_tokens))
         route = Route.short if self._is_off else self._kind(normalise(prompt))
         return Decision(route, self._budgets[route])
 
@@ -91,6 +90,11 @@ class Router:
 
     def _is_soft(self, text: str) -> bool:
         return any(word in text for word in self._soft) or _hits(text, HARD_RULES) > 0
+
+
+def clamp_budget(tokens: int) -> int:
+    """What /predict makes of a caller's own budget."""
+    return max(1, min(BUDGET_CEILING, tokens))
 
 
 def normalise(prompt: str | None) -> str:

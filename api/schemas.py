@@ -49,7 +49,7 @@ class PredictBody(BaseModel):
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
-    prompt: str | Texts
+    prompt: str | Texts = Field(repr=False)
     max_new_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -68,7 +68,7 @@ class PredictBody(BaseModel):
 
 
 class SystemPromptBody(BaseModel):
-    system_prompt: str
+    system_prompt: str = Field(repr=False)
 
 
 class _Strict(BaseModel):
@@ -77,12 +77,12 @@ class _Strict(BaseModel):
 
 class TextPart(_Strict):
     type: Literal["text"]
-    text: str
+    text: str = Field(repr=False)
 
 
 class MessageBody(_Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] = Field(repr=False)
     name: str | None = None
 
     @property
@@ -95,12 +95,12 @@ class MessageBody(_Strict):
 class RequestBody(_Strict):
     """What POST /requests takes beside the sampling fields. A field that is null is absent."""
 
-    prompt: str | Texts | None = None
+    prompt: str | Texts | None = Field(None, repr=False)
     messages: (
         Annotated[list[MessageBody], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
         | None
     ) = None
-    system_prompt: str | None = Field(None, max_length=MAX_CHARS)
+    system_prompt: str | None = Field(None, max_length=MAX_CHARS, repr=False)
     raw: bool = False
     trim: bool = False
     max_new_tokens: int | None = None

@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
+import logging
 import os
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from dotenv import dotenv_values
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
@@ -19,6 +20,7 @@ from shared.errors import InvalidRequest, SettingsError
 from shared.sampling import INT32_MAX, SamplingParams
 from shared.settings import LogSettings, QueueSettings, seed
 
+log = logging.getLogger(__name__)
 VERSION = "0.1.0"
 BUDGET_CEILING = 4096
 _BUDGET = (1, BUDGET_CEILING)
@@ -47,6 +49,19 @@ LIMITS = (
     "MAX_BODY_BYTES", "SYNC_WAIT_S", "MAX_QUEUE_S", "MAX_TIMEOUT_S", "MAX_TOKENS_CAP",
     "DEFAULT_MAX_TOKENS", "RESULT_RECORD_TTL_S", "RESULT_BODY_TTL_S", "LEASE_S", "MAX_CRASHES",
     "MAX_ATTEMPTS", "BROKER_BUDGET_S",
+)
+
+# Sampling fields of /predict, each with a variable for its default.
+PREDICT_SAMPLING = (
+    "temperature", "top_p", "top_k", "repetition_penalty", "frequency_penalty",
+)
+# What PROFILE=neutral leaves without effect.
+SEED_FACE = (
+    "max_new_tokens", "max_new_tokens_code", "max_new_tokens_code_hard", "max_new_tokens_code_soft",
+    "disable_token_routing", "hard_code_min_hits", "long_answer_enable_default",
+    "long_answer_min_hits", "hard_code_question_keywords", "long_answer_keywords",
+    "log_token_routing", *PREDICT_SAMPLING, "stop_on_double_newline", "stop_strings",
+    "system_prompt",
 )
 # fmt: on
 
@@ -135,6 +150,7 @@ class ApiSettings(QueueSettings, LogSettings):
     max_tokens_cap: Tokens = 4_096
     default_max_tokens: Tokens = 512
 
+    profile: Literal["seed", "neutral"] = "seed"
     max_new_tokens: Whole = seed(32, clamp=_BUDGET)
     max_new_tokens_code: Whole = seed(192, clamp=_BUDGET)
     max_new_tokens_code_hard: Whole | None = seed(None, clamp=_BUDGET)
@@ -164,6 +180,9 @@ class ApiSettings(QueueSettings, LogSettings):
     def load(cls, **given: Any) -> Self:
         settings = super().load(**given)
         settings.check_start()
+        unused = [name.upper() for name in SEED_FACE if name in settings.model_fields_set]
+        if unused and settings.profile == "neutral":
+            log.warning("without effect in PROFILE=neutral: %s", ", ".join(unused))
         return settings
 
     def check_start(self) -> None:
@@ -200,6 +219,21 @@ class ApiSettings(QueueSettings, LogSettings):
     @property
     def stops(self) -> tuple[str, ...]:
         return _all_stops(self.stop_strings, self.stop_on_double_newline)
+
+    @property
+    def predict_defaults(self) -> dict[str, int | float]:
+        """What /predict takes for what a body leaves out; the budget is that of a short answer."""
+        if self.profile == "neutral":
+            source: Any = SamplingParams(max_tokens=self.default_max_tokens)
+            budget = source.max_tokens
+        else:
+            source, budget = self, min(self.max_new_tokens, self.max_tokens_cap)
+        return {"max_new_tokens": budget, **{n: getattr(source, n) for n in PREDICT_SAMPLING}}
+
+    @property
+    def built_in_system_prompt(self) -> str:
+        """What /predict puts before a prompt as long as no operator stored one; "" is none."""
+        return "" if self.profile == "neutral" else self.system_prompt
 
     @property
     def limits(self) -> dict[str, int | float]:

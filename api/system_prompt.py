@@ -1,6 +1,6 @@
 """The stored system prompt: read, write, and the last known text while the broker is away.
 
-The built-in default is not stored: it stands only as long as nobody ever set one.
+The built-in default is not stored: it stands as long as nobody set one, and again after a reset.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SystemPrompts:
 
     @property
     def stored(self) -> str | None:
-        """What an operator set, at most a second old; None if nobody did."""
+        """What an operator set, at most a second old; None if there is none."""
         return self._producer.known_system_prompt[0]
 
     @property
@@ -35,6 +35,11 @@ class SystemPrompts:
         stored = clean(text)
         await self._producer.set_system_prompt(stored, by)
         return stored
+
+    async def reset(self, by: str) -> str:
+        """As if nobody had ever set one; returns the default. Raises BrokerUnavailable."""
+        await self._producer.set_system_prompt(None, by)
+        return self._default
 
 
 def clean(text: str) -> str:

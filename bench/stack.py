@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
 from bench.settings import ROOT, environment
+from shared.worker_info import WorkerState
 
 READY_LIMIT_S = 300.0
 READY_EVERY_S = 0.2
@@ -117,8 +118,8 @@ class Service:
 
 
 @contextmanager
-def service(folder: Path, own: Mapping[str, str]) -> Iterator[Service]:
-    """Broker, front door and one worker, as `up` runs them; `own` are settings."""
+def service(folder: Path, own: Mapping[str, str], *, workers: int = 1) -> Iterator[Service]:
+    """Broker, front door and workers, as `up` runs them, once all workers serve; `own` are settings."""
     port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
     data = folder / "data"
@@ -128,14 +129,21 @@ def service(folder: Path, own: Mapping[str, str]) -> Iterator[Service]:
             "DATA_DIR": str(data),
             "HOST": "127.0.0.1",
             "PORT": str(port),
-            "WORKERS": "1",
+            "WORKERS": str(workers),
             "QUEUE_NAME": QUEUE,
             **own,
         }
     )
     with Guarded("up", (sys.executable, "-m", "cli", "up"), folder, env) as up:
-        up.until(lambda: get(url) == {"status": "ok"})
+        up.until(lambda: len(serving(url)) >= workers)
         yield Service(url, (data / "run" / "broker.url").read_text("utf-8").strip())
+
+
+def serving(url: str) -> list[dict[str, Any]]:
+    """The workers that take requests now, as `GET /workers` tells them; none where nobody answers."""
+    told = get(f"{url}/workers")
+    workers = told["workers"] if isinstance(told, dict) else []
+    return [each for each in workers if each["is_live"] and WorkerState(each["state"]).can_serve]
 
 
 def get(url: str) -> object:

@@ -33,7 +33,8 @@ class UpSettings(Settings):
     workers: Annotated[int, Field(ge=0, le=256)] | None = None
     """None: one, or one for each GPU."""
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
-    """How many GPUs one worker takes."""
+    """How many GPUs one worker takes, times PIPELINE_PARALLEL_SIZE."""
+    pipeline_parallel_size: Annotated[int, Field(ge=1)] = 1
     vllm_cpu_omp_threads_bind: str = "nobind"
     """The cores of an engine on a CPU; unset: several workers share them out."""
     redis_url: str | None = None

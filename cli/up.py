@@ -214,7 +214,7 @@ class Up:
         places = placements(
             self._settings.workers,
             machine.visible_gpus(self._placement.cuda_visible_devices),
-            self._settings.tensor_parallel_size,
+            self._settings.tensor_parallel_size * self._settings.pipeline_parallel_size,
             machine.cores(),
             machine.openmp_library(),
         )

@@ -37,6 +37,7 @@ class _JsonLines(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
+            "thread": record.threadName,
             "request_id": getattr(record, "request_id", "-"),
             "message": record.getMessage(),
         }

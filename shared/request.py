@@ -1,5 +1,6 @@
 """What travels: the request, its record in the broker, its outcome and its text. Frozen; nothing here does I/O.
 
+No `repr` shows a prompt or an answer: what gets into a log or a traceback tells their lengths alone.
 `Req` is filled by the front door alone; `Record` and `Outcome` are packed by the broker's scripts;
 `Report` and `Body` come from the worker.
 """
@@ -19,6 +20,7 @@ from shared.status import RECORD_STATES, ReqStatus
 T = TypeVar("T")
 SCHEMA_VERSION = 1
 REQUEST_ID = re.compile(r"[a-z0-9-]{1,32}\.[0-9]{1,4}-[a-z0-9]{1,64}(\.[0-9]{1,6})?")
+_PLACE = re.compile(r"[a-z0-9-]{1,32}\.[0-9]{1,4}-")
 
 
 class Priority(IntEnum):
@@ -35,6 +37,9 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     role: str
     content: str
     name: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Message(role={self.role!r}, content_len={len(self.content)})"
 
 
 class Trim(msgspec.Struct, frozen=True):
@@ -90,13 +95,26 @@ class Req(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def parent(self) -> str | None:
         return parent_of(self.id)
 
+    @property
+    def prompt_len(self) -> int:
+        """Characters of the prompt, or of all messages."""
+        if self.prompt is not None:
+            return len(self.prompt)
+        return sum(len(message.content) for message in self.messages or ())
+
+    def __repr__(self) -> str:
+        return f"Req(id={short(self.id)}, prompt_len={self.prompt_len})"
+
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Tokens; `cached_tokens` are those of the prompt that the engine's prefix cache held."""
+    """Tokens; `cached_tokens` are those of the prompt that the engine's prefix cache held,
+    `reasoning_tokens` those of the completion that went into reasoning.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -134,6 +152,9 @@ class Body(msgspec.Struct, frozen=True, omit_defaults=True):
     reasoning: str | None = None
     logprobs: list[dict[str, Any]] | None = None
 
+    def __repr__(self) -> str:
+        return f"Body(output_len={len(self.text)}, n_tokens={len(self.token_ids)})"
+
 
 class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
     """One piece of a stream; `offset` counts code points from the start of the attempt."""
@@ -141,6 +162,9 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
     attempt: int
     offset: int
     text: str
+
+    def __repr__(self) -> str:
+        return f"Chunk(attempt={self.attempt}, offset={self.offset}, text_len={len(self.text)})"
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
@@ -218,6 +242,13 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     @property
     def delivery(self) -> Delivery:
         return decode_delivery(self.delivery_json)
+
+
+def short(request_id: str) -> str:
+    """Its first eight characters, after queue and shard, which are the same for all."""
+    place = _PLACE.match(request_id)
+    start = place.end() if place else 0
+    return request_id[start : start + 8] + "..."
 
 
 def decode_delivery(text: str) -> Delivery:

@@ -130,10 +130,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature < 1e-5
 
     @property
-    def has_penalties(self) -> bool:
-        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
-
-    @property
     def bucket_key(self) -> str:
         """Digest of every field that an engine can see, equal in every process and release.
 

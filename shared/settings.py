@@ -36,9 +36,14 @@ log = logging.getLogger(__name__)
 TRUTHY = frozenset({"1", "true", "yes", "y", "on"})
 
 
-def seed(default: Any, *, clamp: tuple[float, float] | None = None) -> Any:
-    """A field of the first seed: forgiving of bad values, and clamped where the seed clamps."""
-    return Field(default=default, json_schema_extra={"seed": True, "clamp": clamp})  # type: ignore[dict-item]
+def seed(
+    default: Any, *, clamp: tuple[float, float] | None = None, keeps_blanks: bool = False
+) -> Any:
+    """A field of the first seed: forgiving of bad values, and clamped where the seed clamps. With
+    `keeps_blanks` a value of blanks says something else than none.
+    """
+    extra: dict[str, Any] = {"seed": True, "clamp": clamp, "keeps_blanks": keeps_blanks}
+    return Field(default=default, json_schema_extra=extra)
 
 
 class Settings(BaseSettings):
@@ -67,9 +72,19 @@ class Settings(BaseSettings):
         """Argument, environment, `.env`; white space around a value does not count in the two latter."""
         for source in (env_settings, dotenv_settings):
             if isinstance(source, EnvSettingsSource):
-                values = {name: (value or "").strip() for name, value in source.env_vars.items()}
+                values = {
+                    name: value.strip() or (value if cls._keeps_blanks(name) else "")
+                    for name, value in source.env_vars.items()
+                    if value is not None
+                }
                 source.env_vars = {name: value for name, value in values.items() if value}
         return init_settings, env_settings, dotenv_settings
+
+    @classmethod
+    def _keeps_blanks(cls, name: str) -> bool:
+        field = cls.model_fields.get(name.lower())
+        extra = field.json_schema_extra if field is not None else None
+        return isinstance(extra, dict) and bool(extra.get("keeps_blanks"))
 
     @field_validator("*", mode="wrap")
     @classmethod

@@ -32,12 +32,13 @@ from shared.settings import warn_unknown
 from shared.worker_info import WorkerInfo, WorkerState
 from worker.engines.children import kill_descendants
 from worker.hubs import ModelError
+from worker.ladder import SetupFailed
 from worker.leases import Leases
 from worker.loop import Loop
 from worker.metrics import MetricsPort, WorkerMetrics
-from worker.model import choose, is_model_folder, prepare
-from worker.settings import WorkerSettings
-from worker.startup import SetupFailed, Started, start
+from worker.model import choose, choose_draft, is_model_folder, prepare
+from worker.settings import ObsoleteSettings, WorkerSettings
+from worker.startup import Started, start
 from worker.warmup import warm_up
 
 log = logging.getLogger("worker")
@@ -134,13 +135,28 @@ class Worker:
         if settings.engine != "simulated":
             source = choose(settings, is_model_folder)
             model_dir = await asyncio.to_thread(prepare, source)
+            await self._fetch_draft()
         name = settings.served_model_name or (model_dir.name if model_dir else "simulated")
         self._info = msgspec.structs.replace(self._info, model=name, model_dir=str(model_dir or ""))
-        started = await start(settings, model_dir)
+        log.info(
+            "model: %s from %s; batch mode: %s", name, model_dir or "no folder", settings.batch_mode
+        )
+        started = await start(settings, model_dir, self._metrics.repaired)
         await warm_up(started, settings)
         if not is_broker_seen:
             await self._look_at_broker(patient=True)
         return started
+
+    async def _fetch_draft(self) -> None:
+        """Speculation that cannot be had is no reason not to serve, unless the operator says so."""
+        try:
+            source = choose_draft(self._settings, is_model_folder)
+            if source is not None:
+                await asyncio.to_thread(prepare, source)
+        except ModelError as error:
+            if not self._settings.spec_draft_optional:
+                raise
+            log.warning("speculation is off: %s", error)
 
     async def _look_at_broker(self, *, patient: bool = False) -> bool:
         """Whether it answered. Raises SettingsError where it would lose requests."""
@@ -255,6 +271,8 @@ def main() -> int:
         return BAD_SETTING
     set_up_logging(settings)
     warn_unknown()
+    for line in ObsoleteSettings.load().told:
+        log.warning("%s", line)
     raise_open_files()
     try:
         return uvloop.run(Worker(settings).run())

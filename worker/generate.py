@@ -22,13 +22,20 @@ from worker.engines.base import Engine, EngineOutput, EnginePrompt
 from worker.leases import Leases
 from worker.metrics import WorkerMetrics
 from worker.running import Running, Stop
+from worker.think import Thinking
 
 log = logging.getLogger(__name__)
 ABORT_AGAIN_S = 1.0
 
 
 class Prompts(Protocol):
-    """Turns a request into what the model reads. Raises PromptTooLong, InvalidRequest."""
+    """Turns a request into what the model reads, and knows how the model marks its reasoning.
+
+    `build` raises PromptTooLong, InvalidRequest.
+    """
+
+    @property
+    def thinking(self) -> Thinking: ...
 
     async def build(self, req: Req, max_model_len: int) -> EnginePrompt: ...
 
@@ -186,7 +193,7 @@ class Generator:
         if name in self._running:
             # It was lost and came back while the engine still ends the first run.
             name = f"{name}#{item.grant.token}"
-        run = Running(item, batch, EnginePrompt(name, ()))
+        run = Running(item, batch, EnginePrompt(name, ()), self._prompts.thinking)
         self._running[name] = run
         left_s = max(0.0, item.deadline_at - time.monotonic())
         run.timer = asyncio.get_running_loop().call_later(left_s, self._cut, [run], Stop.DEADLINE)
@@ -201,9 +208,9 @@ class Generator:
             if req.lora is not None and "lora" not in self._engine.capabilities.fields:
                 raise UnsupportedParameter(f"lora: {self._engine.name} cannot do it", param="lora")
             prompt = await self._prompts.build(req, self._engine.max_model_len)
-            if prompt.request_id != run.prompt.request_id:
-                prompt = msgspec.structs.replace(prompt, request_id=run.prompt.request_id)
-            run.prompt = prompt
+            run.prompt = msgspec.structs.replace(
+                prompt, request_id=run.prompt.request_id, max_tokens=req.sampling.max_tokens
+            )
         except SluiceError as error:
             self._refuse(run, error.code, error.message)
         except Exception as error:

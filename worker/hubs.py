@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from worker.progress import Progress, quiet, say, watched
@@ -30,6 +30,7 @@ class HubModel:
     model_id: str
     hub: str
     revision: str | None
+    token: str | None = field(default=None, repr=False)
 
 
 def wanted_files(sizes: Mapping[str, int]) -> dict[str, int]:
@@ -84,7 +85,8 @@ def huggingface_get(source: HubModel, into: Path, files: list[str]) -> None:
 def modelscope_files(source: HubModel) -> dict[str, int]:
     from modelscope.hub.api import HubApi
 
-    listed = HubApi().get_model_files(source.model_id, revision=source.revision)
+    api = HubApi(token=source.token)
+    listed = api.get_model_files(source.model_id, revision=source.revision)
     return {str(f["Path"]): int(f.get("Size") or 0) for f in listed if f.get("Type") != "tree"}
 
 
@@ -92,7 +94,11 @@ def modelscope_get(source: HubModel, into: Path, files: list[str]) -> None:
     from modelscope.hub.snapshot_download import snapshot_download
 
     snapshot_download(
-        source.model_id, revision=source.revision, local_dir=str(into), allow_patterns=files
+        source.model_id,
+        revision=source.revision,
+        local_dir=str(into),
+        allow_patterns=files,
+        token=source.token,
     )
 
 

@@ -68,7 +68,7 @@ class Loop:
         self._batches: set[asyncio.Task[None]] = set()
         self._state = WorkerState.READY
         self._rate = Rate()
-        self._batcher = Batcher(info.id, engine.slots)
+        self._batcher = Batcher(info.id, engine.slots, engine.capabilities.rows_share)
         self._leases = Leases(
             consumer,
             info=self.info,

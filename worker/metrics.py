@@ -70,6 +70,12 @@ class WorkerMetrics:
             "Results of runs that no longer owned their request",
             registry=self.registry,
         )
+        self._repairs = Counter(
+            "sluice_engine_repairs_total",
+            "Repairs of the engine's arguments at start-up",
+            ["step"],
+            registry=self.registry,
+        )
         self._state = Gauge(
             "sluice_worker_state",
             "1 for the state it is in",
@@ -100,6 +106,9 @@ class WorkerMetrics:
 
     def fenced(self) -> None:
         self._fenced.inc()
+
+    def repaired(self, step: str) -> None:
+        self._repairs.labels(step).inc()
 
     def state(self, state: WorkerState, progress: int) -> None:
         self.current = state

@@ -24,7 +24,7 @@ from pathlib import Path
 from shared.errors import SettingsError
 from worker.hubs import HubModel, ModelError, fetch
 from worker.progress import Progress, quiet, say
-from worker.settings import ModelSettings
+from worker.settings import NGRAM, EngineSettings, ModelSettings
 
 DEFAULT_MODEL_ID = "YukinoStuki/Qwen3-4B-Plus-LLM"  # looked for in ./model, never fetched unasked
 DEMO_NAME = "SmolLM2-135M-Instruct"
@@ -33,6 +33,12 @@ DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEMO_NOTICE = "demo model, English only; set MODEL_ID for real use"
 CHATML_MARK = "<|im_start|>"
 WEIGHTS = ("*.safetensors", "*.bin")
+# Architectures that read text and write none; what a bare `…Model` gives is vectors, but for `…Chat…Model`.
+NO_WRITER = re.compile(
+    r"For(MaskedLM|PreTraining|NextSentencePrediction|SequenceClassification|TokenClassification"
+    r"|QuestionAnswering|MultipleChoice|ImageClassification|CTC|AudioClassification)$"
+    r"|^(?!.*(Chat|LMHead)).*Model$"
+)
 
 
 @dataclass(frozen=True)
@@ -77,8 +83,36 @@ def choose(
         if exists(path) and not fetched:
             return LocalModel(path)
     if model_id is not None:
-        return HubModel(wanted, model_id, settings.model_hub, settings.model_revision)
+        if settings.skip_model_download:
+            raise ModelError(
+                f"MODEL_ID={model_id} is not at {wanted}, and SKIP_MODEL_DOWNLOAD is set"
+            )
+        return HubModel(
+            wanted, model_id, settings.model_hub, settings.model_revision, _token(settings)
+        )
     return DemoModel(cache_folder(settings) / DEMO_NAME)
+
+
+def choose_draft(
+    settings: EngineSettings, exists: Callable[[Path], bool], root: Path = Path(".")
+) -> HubModel | None:
+    """The smaller model of speculative decoding where it is to be fetched; None where there is nothing to do."""
+    model_id = settings.spec_draft_model_id
+    is_wanted = settings.enable_speculative_decoding and settings.spec_method != NGRAM
+    if not is_wanted or settings.spec_draft_model_dir is not None or model_id is None:
+        return None
+    if not is_model_id(model_id):
+        raise ModelError(f"SPEC_DRAFT_MODEL_ID={model_id!r} is not a model's name like org/name")
+    path = root / "model" / model_id
+    if exists(path) or settings.skip_model_download:
+        return None
+    revision = settings.spec_draft_model_revision
+    return HubModel(path, model_id, settings.model_hub, revision, _token(settings))
+
+
+def _token(settings: ModelSettings) -> str | None:
+    """Hugging Face's client finds its own."""
+    return settings.modelscope_api_token if settings.model_hub == "modelscope" else None
 
 
 def is_model_id(text: str) -> bool:
@@ -91,6 +125,21 @@ def is_model_folder(path: Path) -> bool:
     return (path / "config.json").is_file() and any(
         next(path.glob(pattern), None) is not None for pattern in WEIGHTS
     )
+
+
+def check_writes_text(path: Path) -> None:
+    """Engines take an encoder as well, and fail after a minute or answer nonsense. Raises `ModelError`."""
+    try:
+        config = json.loads((path / "config.json").read_text("utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path}: config.json cannot be read: {error}") from error
+    kinds = config.get("architectures") if isinstance(config, dict) else None
+    named = [kind for kind in kinds or () if isinstance(kind, str)]
+    if named and all(NO_WRITER.search(kind) for kind in named):
+        raise ModelError(
+            f"{path} holds {', '.join(named)}, which is no language model: it writes no text "
+            "(an architecture such as LlamaForCausalLM is wanted)"
+        )
 
 
 def cache_folder(settings: ModelSettings) -> Path:
@@ -109,12 +158,14 @@ def cache_folder(settings: ModelSettings) -> Path:
 
 def prepare(source: ModelSource) -> Path:
     """Makes the source into a folder that an engine can load, and returns it. Raises `ModelError`."""
-    if isinstance(source, LocalModel):
-        return source.path
     try:
+        if isinstance(source, LocalModel):
+            check_writes_text(source.path)
+            return source.path
         with made_at(source.path, refresh=isinstance(source, HubModel)) as fresh:
             if fresh is not None:
                 fetch(source, fresh) if isinstance(source, HubModel) else dequantise(fresh)
+        check_writes_text(source.path)
     except OSError as error:
         raise ModelError(f"{source.path}: {error}") from error
     return source.path

@@ -12,7 +12,7 @@ from enum import Enum, auto
 from shared.request import Body, FinishReason, Report, Req, Usage
 from worker.batcher import Item, MicroBatch
 from worker.engines.base import EngineOutput, EnginePrompt
-from worker.think import opens_block, split_think
+from worker.think import Answer, Thinking
 
 
 class Stop(Enum):
@@ -39,13 +39,17 @@ class Running:
         "started_at",
         "stop",
         "text",
+        "thinking",
         "timer",
     )
 
-    def __init__(self, item: Item, batch: MicroBatch, prompt: EnginePrompt) -> None:
+    def __init__(
+        self, item: Item, batch: MicroBatch, prompt: EnginePrompt, thinking: Thinking
+    ) -> None:
         self.item = item
         self.batch = batch
         self.prompt = prompt
+        self.thinking = thinking
         self.started_at = time.monotonic()
         self.stop: Stop | None = None
         self.timer: asyncio.TimerHandle | None = None
@@ -68,10 +72,8 @@ class Running:
             self.first_token_s = piece.first_token_s
 
     def body(self, piece: EngineOutput) -> Body:
-        # A thinking model's template may end the prompt with the opening tag.
-        opens = opens_block(self.prompt.text)
-        answer = split_think("".join(self.text), template_opens=opens)
-        echo = echoed(self.item.req) if self.batch.params.echo else ""
+        answer = self._answer()
+        echo = echoed(self.item.req) if self.item.req.sampling.echo else ""
         return Body(
             text=echo + answer.text,
             token_ids=tuple(self.ids),
@@ -82,17 +84,23 @@ class Running:
     def report(
         self, engine: str, finish_reason: FinishReason | None, stop_reason: str | int | None
     ) -> Report:
+        n_tokens = len(self.ids)
+        n_reasoning = self.thinking.tokens(self._answer(), n_tokens) if n_tokens else 0
         return Report(
             finish_reason=finish_reason,
             stop_reason=stop_reason,
-            usage=Usage(len(self.prompt.token_ids), len(self.ids), self.cached),
+            usage=Usage(len(self.prompt.token_ids), n_tokens, self.cached, n_reasoning),
             inference_s=time.monotonic() - self.started_at,
             first_token_s=self.first_token_s,
             batch_id=self.batch.id,
             batch_size=len(self.batch),
-            bucket_key=self.batch.bucket_key,
+            bucket_key=self.item.req.bucket_key,
             engine=engine,
         )
+
+    def _answer(self) -> Answer:
+        """What came so far, its reasoning apart."""
+        return self.thinking.split("".join(self.text), self.prompt.text)
 
 
 def echoed(req: Req) -> str:

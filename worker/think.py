@@ -1,4 +1,4 @@
-"""Takes reasoning blocks out of a finished text. Pure; knows no model and no engine.
+"""Takes reasoning blocks out of a finished text, and counts what they cost. Pure; knows no model and no engine.
 
 A block is `<think>…</think>`, in any case. The pair is an argument, since models differ.
 """
@@ -6,6 +6,7 @@ A block is `<think>…</think>`, in any case. The pair is an argument, since mod
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -20,10 +21,16 @@ class Tags:
 
 
 class Answer(NamedTuple):
-    """`reasoning` is what was taken out; None where nothing was, or where it had to be the answer."""
+    """`reasoning` is what was taken out; None where nothing was, or where it had to be the answer.
+
+    `spent` is all that was written as reasoning, tags included; `has_answer` is False where nothing else
+    was, so that `text` is reasoning, or nothing.
+    """
 
     text: str
     reasoning: str | None = None
+    spent: str = ""
+    has_answer: bool = True
 
 
 @dataclass(frozen=True)
@@ -36,9 +43,29 @@ class _Patterns:
 PLAIN = Tags()
 
 
+@dataclass(frozen=True)
+class Thinking:
+    """How a model marks its reasoning, and how many tokens of it a text is."""
+
+    tags: Tags = PLAIN
+    count: Callable[[str], int] = len
+
+    def split(self, text: str, prompt_text: str) -> Answer:
+        """Answer and reasoning apart; `prompt_text` is the rendered prompt."""
+        # A thinking model's template may end the prompt with the opening tag.
+        return split_think(text, template_opens=opens_block(prompt_text, self.tags), tags=self.tags)
+
+    def tokens(self, answer: Answer, completion_tokens: int) -> int:
+        """How many of an answer's tokens went into its reasoning: all of them where there is nothing else."""
+        if not answer.has_answer:
+            return completion_tokens
+        return min(self.count(answer.spent), completion_tokens) if answer.spent else 0
+
+
 def opens_block(prompt_text: str, tags: Tags = PLAIN) -> bool:
     """Whether a rendered prompt ends inside a block, so that the answer begins with reasoning."""
-    return prompt_text.rstrip().lower().endswith(tags.opener.lower())
+    # Its end alone is looked at: a prompt may be a megabyte, and this is asked for every answer.
+    return prompt_text.rstrip()[-len(tags.opener) :].lower() == tags.opener.lower()
 
 
 def strip_think(text: str | None, *, template_opens: bool = False, tags: Tags = PLAIN) -> str:
@@ -54,32 +81,35 @@ def split_think(text: str | None, *, template_opens: bool = False, tags: Tags = 
     If nothing is left, the first reasoning that is not blank is the answer.
     """
     whole = (text or "").strip()
+    if template_opens:
+        whole = tags.opener + whole
     lower = whole.lower()
     if tags.opener.lower() not in lower and tags.closer.lower() not in lower:
         return Answer(whole)
     patterns = _patterns(tags)
-    rest, inner = _without_blocks(whole, patterns)
-    if template_opens or inner:
-        *closed, last = patterns.closer.split(rest)
-        if closed:
-            inner = closed + inner if template_opens else inner + closed
-            rest = last
+    rest, blocks = _without_blocks(whole, patterns)
+    if blocks:
+        *ended, rest = patterns.closer.split(rest)
+        blocks += [part + tags.closer for part in ended]
     opened = patterns.opener_of_line.search(rest)
     if opened:
-        inner.append(rest[opened.end() :])
+        blocks.append(rest[opened.start() :])
         rest = rest[: opened.start()]
     answer = rest.strip()
-    thoughts = [t for part in inner if (t := patterns.tag.sub("", part).strip())]
+    spent = "".join(blocks)
+    if template_opens:
+        spent = spent.removeprefix(tags.opener)  # not the model's own
+    thoughts = [t for part in blocks if (t := patterns.tag.sub("", part).strip())]
     if answer:
-        return Answer(answer, "\n".join(thoughts) or None)
-    return Answer(thoughts[0] if thoughts else "")
+        return Answer(answer, "\n".join(thoughts) or None, spent)
+    return Answer(thoughts[0] if thoughts else "", spent=spent, has_answer=False)
 
 
 def _without_blocks(text: str, patterns: _Patterns) -> tuple[str, list[str]]:
-    """The text outside closed blocks, and the blocks' insides. One pass over the tags: a pattern for
-    a whole block looks for its closer again from every opener.
+    """The text outside closed blocks, and the blocks. One pass over the tags: a pattern for a whole
+    block looks for its closer again from every opener.
     """
-    outside, inside = [], []
+    outside, blocks = [], []
     done = 0
     opened: re.Match[str] | None = None
     for tag in patterns.tag.finditer(text):
@@ -87,10 +117,10 @@ def _without_blocks(text: str, patterns: _Patterns) -> tuple[str, list[str]]:
             opened = opened or tag
         elif opened:
             outside.append(text[done : opened.start()])
-            inside.append(text[opened.end() : tag.start()])
+            blocks.append(text[opened.start() : tag.end()])
             done = tag.end()
             opened = None
-    return "".join((*outside, text[done:])), inside
+    return "".join((*outside, text[done:])), blocks
 
 
 @lru_cache(maxsize=8)

@@ -89,6 +89,7 @@ def _single(answer: Answer) -> Response:
             "x-inference-time": f"{report.inference_s:.3f}",
             "x-prompt-tokens": str(report.usage.prompt_tokens),
             "x-generated-tokens": str(report.usage.completion_tokens),
+            **_reasoning([answer]),
         },
     )
 
@@ -106,7 +107,14 @@ def _list(answers: Sequence[Answer | None], may_be_partial: bool) -> Response:
         body["errors"] = failures
     reasons = ",".join(_reason(answer) for answer in answers)
     headers = {"x-finish-reason": reasons} if len(reasons) <= HEADER_CHARS else {}
-    return JsonResponse(body, headers=headers)
+    return JsonResponse(body, headers=headers | _reasoning(answers))
+
+
+def _reasoning(answers: Sequence[Answer | None]) -> dict[str, str]:
+    """What reasoning took of each budget, where it took anything: a short answer may have been eaten by it."""
+    counts = [a.outcome.report.usage.reasoning_tokens if a else 0 for a in answers]
+    told = ",".join(map(str, counts))
+    return {"x-reasoning-tokens": told} if any(counts) and len(told) <= HEADER_CHARS else {}
 
 
 def _reason(answer: Answer | None) -> str:

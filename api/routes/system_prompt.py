@@ -1,4 +1,4 @@
-"""GET and POST /system_prompt, with the bodies of the first seed."""
+"""GET and POST /system_prompt, with the bodies of the first seed, and DELETE, which goes back to the default."""
 
 from __future__ import annotations
 
@@ -32,3 +32,9 @@ async def write(request: Request, services: ServicesDep, by: AdminDep) -> Respon
     parsed = read_json(await request.body(), request.headers.get("content-type"))
     stored = await services.prompts.write(read_system_prompt(parsed).system_prompt, by)
     return JsonResponse({"status": "ok", "system_prompt_len": len(stored)})
+
+
+@router.delete("/system_prompt", summary="Back to the default, for everybody")
+async def reset(services: ServicesDep, by: AdminDep) -> Response:
+    default = await services.prompts.reset(by)
+    return JsonResponse({"status": "ok", "system_prompt_len": len(default)})

@@ -16,8 +16,10 @@ from shared.queue.connection import Connection
 from shared.queue.ending import INLINE_MAX
 from shared.queue.keys import Keys
 from shared.queue.scripts import Scripts
-from shared.request import Body, Report, parent_of
+from shared.queue.transitions import moved
+from shared.request import Body, Report, parent_of, short
 from shared.settings import QueueSettings
+from shared.status import ReqStatus
 from shared.worker_info import WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,10 @@ class Grant(msgspec.Struct, frozen=True):
     attempts: int
     apis: list[str]
     payload: bytes
+
+    def __repr__(self) -> str:
+        size = f"{len(self.payload)} bytes"
+        return f"Grant(id={short(self.id)}, token={self.token!r}, crashes={self.crashes}, {size})"
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -117,8 +123,11 @@ class Consumer:
             log.warning("claim %d was answered as stale", self._seq)
         self._seq_seen = self._seq
         self._seq += 1
+        found = [_grant(fields) for fields in grants]
+        for grant in found:
+            moved(grant.id, ReqStatus.PENDING, ReqStatus.RUNNING, "claim")
         return Claimed(
-            [_grant(fields) for fields in grants],
+            found,
             int(suspects),
             bool(paused),
             int(remaining),
@@ -182,7 +191,11 @@ class Consumer:
             task = asyncio.ensure_future(self._notify(parent or grant.id, api.decode()))
             self._notifying.add(task)
             task.add_done_callback(self._notifying.discard)
-        return Finished(reply[0].decode())
+        finished = Finished(reply[0].decode())
+        if finished in (Finished.OK, Finished.ALREADY):
+            to = ReqStatus.ERROR if code else ReqStatus.FINISHED
+            moved(grant.id, ReqStatus.RUNNING, to, code or report.finish_reason or "finish")
+        return finished
 
     async def _notify(self, rid: str, api: str) -> None:
         await self._line.run(self._scripts.notify(rid, api, INLINE_MAX), patient=True)
@@ -215,7 +228,10 @@ class Consumer:
             max_crashes=self._settings.max_crashes,
             delay_ms=RETRY_DELAY_MS,
         )
-        await self._line.run(call, patient=True)
+        verdicts = await self._line.run(call, patient=True)
+        for (rid, _), verdict in zip(held, verdicts, strict=True):
+            if verdict == b"OK":
+                moved(rid, ReqStatus.RUNNING, ReqStatus.PENDING, how)
 
     async def settle(self, grant: Grant, report: Report) -> None:
         """What a run had used up when its request was ended under it."""

@@ -10,6 +10,8 @@ import asyncio
 from shared import codec
 from shared.queue.line import Line
 from shared.queue.scripts import Scripts
+from shared.queue.transitions import moved
+from shared.status import RECORD_STATES, ReqStatus
 
 INLINE_MAX = 1024
 CHUNK = 64
@@ -35,6 +37,8 @@ async def end_one(
             scripts.end(rid, how, code, message, record.worker, ttl_ms, record.apis, record.parent)
         )
         if reply[0] == b"OK":
+            to = ReqStatus.CANCELLED if how == "cancel" else ReqStatus.ERROR
+            moved(rid, RECORD_STATES[reply[1].decode()], to, code or how)
             for api in reply[3:]:
                 await line.run(scripts.notify(record.parent or rid, api.decode(), INLINE_MAX))
             return True
@@ -58,6 +62,8 @@ async def end_missing(
         if reply[0] in (b"GONE", b"NOTDUE"):
             return
         if reply[0] == b"OK":
+            for i in range(start, start + count):
+                moved(f"{parent}.{i}", None, RECORD_STATES[state], code)
             for api in reply[3:]:
                 await line.run(scripts.notify(parent, api.decode(), INLINE_MAX))
             if int(reply[1]) >= n:

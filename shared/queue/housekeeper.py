@@ -14,7 +14,9 @@ from shared.queue.ending import cancel_list, end_missing, end_one
 from shared.queue.keys import Keys
 from shared.queue.scripts import Scripts
 from shared.queue.snapshot import parse_snapshot
+from shared.queue.transitions import moved
 from shared.settings import QueueSettings
+from shared.status import ReqStatus
 
 log = logging.getLogger(__name__)
 PERIOD_S = 1.0
@@ -49,11 +51,13 @@ class Housekeeper:
         line, scripts = self._line, self._scripts
         await line.run(scripts.tick(int(self._settings.lease_s * 1000)))
         while True:
-            moved, more = await line.run(
+            n, more, back = await line.run(
                 scripts.reap(BATCH, self._settings.max_crashes, MAX_IDLE_GRANTS)
             )
-            if moved:
-                log.warning("took back %d requests whose worker lost its lease", moved)
+            if n:
+                log.warning("took back %d requests whose worker lost its lease", n)
+            for rid in back:
+                moved(rid.decode(), ReqStatus.RUNNING, ReqStatus.PENDING, "reap")
             if not more:
                 break
         while (await line.run(scripts.promote(BATCH)))[1]:

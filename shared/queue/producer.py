@@ -15,13 +15,9 @@ import msgspec
 from ulid import ULID
 
 from shared import codec
-from shared.errors import (
-    BrokerLost,
-    BrokerUnavailable,
-    IdempotencyMismatch,
-    QueueFull,
-)
+from shared.errors import BrokerUnavailable, IdempotencyMismatch, QueueFull
 from shared.queue import stats as queue_stats
+from shared.queue.callbacks import Callback, Callbacks
 from shared.queue.cancelling import CODE, MESSAGE, Cancelling
 from shared.queue.connection import Connection
 from shared.queue.ending import CHUNK
@@ -32,9 +28,11 @@ from shared.queue.results import FETCH, Results
 from shared.queue.scripts import Call, Scripts
 from shared.queue.snapshot import Caps, Snapshot, Submitted, parse_snapshot
 from shared.queue.stats import QueueStats
+from shared.queue.transitions import moved
 from shared.queue.waiters import Answer, Waiters
 from shared.request import Record, Req
 from shared.settings import QueueSettings
+from shared.status import ReqStatus
 from shared.worker_info import WorkerSeen
 
 log = logging.getLogger(__name__)
@@ -59,7 +57,8 @@ class Producer:
         self._keys = Keys(settings.queue_name)
         self._scripts = Scripts(self._keys)
         self._waiters = Waiters()
-        self._results = Results(connection, self._keys, self.api_id, self._waiters)
+        self._callbacks = Callbacks(self._waiters)
+        self._results = Results(connection, self._scripts, self.api_id, self._waiters)
         self._has_stream = False
         self._unfit: str | None = None
         self._looked_at = float("-inf")
@@ -106,24 +105,35 @@ class Producer:
     # --- submit
 
     async def submit(
-        self, req: Req, caps: Caps, *, watch: bool = False, owns_id: bool = True
+        self,
+        req: Req,
+        caps: Caps,
+        *,
+        watch: bool = False,
+        owns_id: bool = True,
+        callback: Callback | None = None,
     ) -> Submitted:
-        """Accept one request. With `watch` its waiter is there before it is.
+        """Accept one request. With `watch` its waiter is there before it is; `callback` is called once it has ended.
 
         Raises QueueFull, IdempotencyMismatch, BrokerUnavailable. Where `owns_id` says that nobody else
         can have used this id, one that got through all the same is then ended.
         """
         call = self._scripts.submit(req.id, codec.encode(req), self._meta(req), caps.packed)
-        if not watch:
-            return self._submitted(req.id, await self._run_submit(req.id, call, owns_id))
+        if not (watch or callback):
+            return await self._submit(req.id, call, owns_id)
         async with self._watching(req.id, call):
-            reply = await self._run_submit(req.id, call, owns_id)
-            submitted = self._submitted(req.id, reply)
+            submitted = await self._submit(req.id, call, owns_id)
             self._waiters.mark_submitted(req.id)
-            if reply[0] == b"DUP":
-                await self._line.run(self._scripts.attach(req.id, self.api_id))
             if submitted.joined:
+                await self._line.run(self._scripts.attach(req.id, self.api_id))
                 await self._results.deliver_from_store(req.id)
+        self._keep_readers(req.id, watch, callback)
+        return submitted
+
+    async def _submit(self, rid: str, call: Call, owns_id: bool) -> Submitted:
+        submitted = self._submitted(rid, await self._run_submit(rid, call, owns_id))
+        if not submitted.joined:
+            moved(rid, None, ReqStatus.PENDING, "submitted")
         return submitted
 
     async def submit_list(
@@ -134,16 +144,24 @@ class Producer:
         *,
         watch: bool = False,
         owns_id: bool = True,
+        callback: Callback | None = None,
     ) -> Submitted:
-        """A list: room for all is reserved first, then they go in by chunks. Errors as for `submit`."""
-        if not watch:
+        """A list: room for all is reserved first, then they go in by chunks. The rest is as for `submit`."""
+        if not (watch or callback):
             return await self._submit_list(parent, children, caps, owns_id)
         async with self._watching(parent.id):
             submitted = await self._submit_list(parent, children, caps, owns_id)
             self._waiters.mark_submitted(parent.id)
             if submitted.joined:
                 await self._results.deliver_from_store(parent.id)
+        self._keep_readers(parent.id, watch, callback)
         return submitted
+
+    def _keep_readers(self, rid: str, watch: bool, callback: Callback | None) -> None:
+        if callback is not None:
+            self._callbacks.add(rid, callback)
+        if not watch:
+            self._waiters.remove(rid)
 
     @asynccontextmanager
     async def _watching(self, rid: str, call: Call | None = None) -> AsyncIterator[None]:
@@ -190,7 +208,10 @@ class Producer:
                 meta = self._meta(chunk[0])
                 part = self._scripts.submit_many(parent.id, start, meta, packed)
                 sent = await self._run_submit(parent.id, part, owns_id)
-                if sent[0] not in (b"OK", b"DUP"):
+                if sent[0] == b"OK":
+                    for child in chunk:
+                        moved(child.id, None, ReqStatus.PENDING, "submitted")
+                elif sent[0] != b"DUP":
                     break  # cancelled or timed out meanwhile: the list ends by its own rules
         return submitted
 
@@ -274,8 +295,7 @@ class Producer:
 
     async def snapshots(self, rids: Sequence[str]) -> list[Snapshot | None]:
         """`peek` for many, in one round trip."""
-        replies = await asyncio.gather(*(self._line.run(self._scripts.peek(rid)) for rid in rids))
-        return [parse_snapshot(rid, reply) for rid, reply in zip(rids, replies, strict=True)]
+        return await self._results.snapshots(rids)
 
     async def request(self, record: Record) -> Req | None:
         """The request behind a live record."""
@@ -313,7 +333,8 @@ class Producer:
         self.known_system_prompt = (None if text is None else text.decode(), int(version or 0))
         return self.known_system_prompt
 
-    async def set_system_prompt(self, text: str, by: str) -> int:
+    async def set_system_prompt(self, text: str | None, by: str) -> int:
+        """Store the next version, which for None says that there is none. Returns its number."""
         version = int((await self._line.run(self._scripts.set_prompt(text, by)))[0])
         self.known_system_prompt = (text, version)
         return version
@@ -347,7 +368,7 @@ class Producer:
             self._prompt_version = int(reply[2])
         if int(reply[3]):
             # The stream was gone and notices with it: ask for every waiter at once.
-            await self._reconcile(0.0)
+            await self._results.reconcile(0.0)
 
     async def _keep(self) -> None:
         while True:
@@ -355,7 +376,7 @@ class Producer:
                 await self._tick()
                 await self._look()
                 await self.stats()
-                await self._reconcile(RECONCILE_AFTER_S)
+                await self._results.reconcile(RECONCILE_AFTER_S)
             except BrokerUnavailable as error:
                 log.debug("waiting for the broker: %s", error)
             except Exception:
@@ -374,28 +395,6 @@ class Producer:
         elif is_first and found.warning:
             log.warning("%s", found.warning)
         self._unfit = found.problem
-
-    async def _reconcile(self, age_s: float) -> None:
-        now = asyncio.get_running_loop().time()
-        overdue = self._waiters.overdue(now, age_s)
-        for start in range(0, len(overdue), FETCH):
-            part = overdue[start : start + FETCH]
-            snapshots = await self.snapshots([rid for rid, _ in part])
-            for (rid, waiter), snapshot in zip(part, snapshots, strict=True):
-                waiter.checked_at = now
-                if snapshot is None:
-                    await self._resubmit(rid, waiter.resubmit)
-                elif snapshot.outcome is not None:
-                    await self._results.deliver_from_store(rid)
-
-    async def _resubmit(self, rid: str, call: Call | None) -> None:
-        if call is not None:
-            log.warning("the broker forgot %s; it is submitted again", rid)
-            reply = await self._line.run(call)
-            if reply[0] in (b"OK", b"DUP"):
-                return
-        message = "the broker lost this request; send it again"
-        self._waiters.fail(rid, BrokerLost(message, retry_after_s=1))
 
 
 def _delivery(req: Req) -> str:

@@ -8,10 +8,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from shared import codec
-from shared.errors import BrokerUnavailable, CodecError
+from shared.errors import BrokerLost, BrokerUnavailable, CodecError
 from shared.queue.connection import Connection
-from shared.queue.keys import Keys
+from shared.queue.scripts import Call, Scripts
+from shared.queue.snapshot import Snapshot, parse_snapshot
+from shared.queue.transitions import moved
 from shared.queue.waiters import Answer, Waiters
+from shared.status import ReqStatus
 
 log = logging.getLogger(__name__)
 READ_BLOCK_S = 1.0
@@ -21,11 +24,14 @@ FETCH = 256
 class Results:
     """Reads the process's stream and delivers to its waiters; what does not fit in a notice is fetched."""
 
-    def __init__(self, connection: Connection, keys: Keys, api_id: str, waiters: Waiters) -> None:
+    def __init__(
+        self, connection: Connection, scripts: Scripts, api_id: str, waiters: Waiters
+    ) -> None:
         self.last_id = "0-0"
         self._line = connection.line
         self._reader = connection.reader("reading results")
-        self._keys = keys
+        self._scripts = scripts
+        self._keys = scripts.keys
         self._api_id = api_id
         self._waiters = waiters
         self._fetching: set[asyncio.Task[None]] = set()
@@ -50,6 +56,11 @@ class Results:
                 for rid, outcome, body in zip(part, outcomes, bodies, strict=True)
             ]
         return found
+
+    async def snapshots(self, rids: Sequence[str]) -> list[Snapshot | None]:
+        """What is known of each, in one round trip."""
+        replies = await asyncio.gather(*(self._line.run(self._scripts.peek(rid)) for rid in rids))
+        return [parse_snapshot(rid, reply) for rid, reply in zip(rids, replies, strict=True)]
 
     async def run(self) -> None:
         key = self._keys.out(self._api_id)
@@ -105,6 +116,31 @@ class Results:
             return
         if answer is not None:
             self._waiters.deliver(answer)
+
+    async def reconcile(self, age_s: float) -> None:
+        """Ask for every waiter that heard nothing for so long: its notice, or all of it, may be lost."""
+        now = asyncio.get_running_loop().time()
+        overdue = self._waiters.overdue(now, age_s)
+        for start in range(0, len(overdue), FETCH):
+            part = overdue[start : start + FETCH]
+            snapshots = await self.snapshots([rid for rid, _ in part])
+            for (rid, waiter), snapshot in zip(part, snapshots, strict=True):
+                waiter.checked_at = now
+                if snapshot is None:
+                    await self._resubmit(rid, waiter.resubmit)
+                elif snapshot.outcome is not None:
+                    await self.deliver_from_store(rid)
+
+    async def _resubmit(self, rid: str, call: Call | None) -> None:
+        if call is not None:
+            log.warning("the broker forgot %s; it is submitted again", rid)
+            reply = await self._line.run(call)
+            if reply[0] == b"OK":
+                moved(rid, None, ReqStatus.PENDING, "submitted again")
+            if reply[0] in (b"OK", b"DUP"):
+                return
+        message = "the broker lost this request; send it again"
+        self._waiters.fail(rid, BrokerLost(message, retry_after_s=1))
 
 
 def _answer(rid: str, outcome: bytes | None, body: bytes | None) -> Answer | None:

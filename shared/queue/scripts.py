@@ -33,6 +33,9 @@ class Call(msgspec.Struct, frozen=True):
     keys: tuple[str, ...]
     args: tuple[Arg, ...]
 
+    def __repr__(self) -> str:
+        return f"Call({self.script.name}, {len(self.keys)} keys, {len(self.args)} arguments)"
+
     @property
     def command(self) -> tuple[Arg, ...]:
         return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args)
@@ -243,7 +246,7 @@ class Scripts:
         return self._call("nack", [], wid, how, cause, max_attempts, max_crashes, delay_ms, *flat)
 
     def reap(self, n: int, max_crashes: int, max_idle_grants: int) -> Call:
-        """Reply: [moved, more]."""
+        """Reply: [moved, more, [rid that is queued again...]]."""
         return self._call("reap", [], n, max_crashes, max_idle_grants)
 
     def sweep(self, n: int) -> Call:
@@ -284,6 +287,6 @@ class Scripts:
         """Reply: [forgotten]."""
         return self._call("prune", [], silent_ms)
 
-    def set_prompt(self, text: str, by: str) -> Call:
-        """Reply: [version]."""
-        return self._call("set_prompt", [], text, by)
+    def set_prompt(self, text: str | None, by: str) -> Call:
+        """`text` None: none is stored any more. Reply: [version]."""
+        return self._call("set_prompt", [], text or "", int(text is not None), by)

@@ -9,7 +9,7 @@ import msgspec
 
 from shared.errors import SluiceError
 from shared.queue.scripts import Call
-from shared.request import Body, Outcome
+from shared.request import Body, Outcome, short
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +20,11 @@ class Answer(msgspec.Struct, frozen=True):
     id: str
     outcome: Outcome
     body: Body | None
+
+    def __repr__(self) -> str:
+        length = len(self.body.text) if self.body else None
+        status = self.outcome.status.value
+        return f"Answer(id={short(self.id)}, status={status}, output_len={length})"
 
 
 class Waiter:

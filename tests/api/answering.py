@@ -24,6 +24,8 @@ FAILURES = {
     "!long": "prompt_too_long",
     "!dead": "attempts_exhausted",
 }
+# What an engine tells of one token where it is asked to.
+TOKEN = {"token": "A", "logprob": -0.5, "top_logprobs": [{"token": "A", "logprob": -0.5}]}
 
 
 class Answerer:
@@ -94,7 +96,8 @@ class Answerer:
             bucket_key=req.bucket_key,
             engine="simulated",
         )
-        body = None if code else Body(text, token_ids=(1, 2, 3))
+        logprobs = [TOKEN] if req.sampling.logprobs is not None else None
+        body = None if code else Body(text, token_ids=(1, 2, 3), logprobs=logprobs)
         message = f"failed as asked ({code})" if code else ""
         await self._consumer.finish(grant, report, body, code=code, message=message)
         self._held.pop(grant.id, None)

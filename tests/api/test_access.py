@@ -9,7 +9,6 @@ from api.settings import ApiSettings
 from tests.api.answering import Answerer
 from tests.api.conftest import Load
 from tests.api.serving import Front, eventually, front_door
-from tests.api.vectors import expected, vectors
 
 
 @pytest.fixture
@@ -73,20 +72,6 @@ async def test_anothers_id_is_unknown_on_every_path(keyed: ApiSettings, worker: 
         assert (reply.status_code, reply.json()["status"]) == (202, "running")
 
 
-@pytest.mark.parametrize("vector", vectors("system_prompt"), ids=lambda v: v["name"])
-async def test_a_system_prompt_is_stored_as_recorded(vector: dict, front: Front) -> None:  # type: ignore[type-arg]
-    text = vector["input"]["new_prompt"]
-    if isinstance(text, dict):
-        text = text["first"] + text["first"][-1] * (text["len"] - 10) + text["last"]
-    wanted = expected(vector)
-    reply = await front.client.post("/system_prompt", json={"system_prompt": text})
-    assert reply.json() == {"status": "ok", "system_prompt_len": wanted["system_prompt_len"]}
-    stored = (await front.client.get("/system_prompt")).json()["system_prompt"]
-    if isinstance(wanted["stored"], dict):
-        stored = {"len": len(stored), "first": stored[:5], "last": stored[-5:]}
-    assert stored == wanted["stored"]
-
-
 async def test_a_new_system_prompt_holds_for_every_replica_at_once(
     front: Front, settings: ApiSettings, worker: Answerer
 ) -> None:
@@ -106,6 +91,28 @@ async def test_a_new_system_prompt_holds_for_every_replica_at_once(
     await front.client.post("/system_prompt", json={"system_prompt": " "})
     await front.client.post("/predict", json={"prompt": "x"})
     assert [req.system_prompt for req in worker.seen] == ["be brief", "be brief", ""]
+
+
+async def test_a_stored_system_prompt_is_taken_back(
+    front: Front, settings: ApiSettings, worker: Answerer
+) -> None:
+    default = settings.system_prompt
+    async with front_door(settings) as other:
+        await eventually(lambda: other.services.producer.is_up)
+        await front.client.post("/system_prompt", json={"system_prompt": ""})
+        for _ in range(2):
+            reply = await front.client.delete("/system_prompt")
+            assert reply.json() == {"status": "ok", "system_prompt_len": len(default)}
+        assert (await front.client.get("/system_prompt")).json() == {"system_prompt": default}
+
+        def has_heard() -> bool:
+            return other.services.prompts.version == 3
+
+        await eventually(has_heard, within_s=2)
+        await other.client.post("/predict", json={"prompt": "x"})
+        await other.client.post("/requests", json={"prompt": "y"})
+        await eventually(lambda: len(worker.seen) == 2)
+    assert [req.system_prompt for req in worker.seen] == [default, None]
 
 
 @pytest.mark.parametrize(
@@ -150,6 +157,7 @@ async def test_a_client_from_elsewhere_may_not(front: Front) -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         reply = await client.post("/system_prompt", json={"system_prompt": "x"})
         assert reply.status_code == 403
+        assert (await client.delete("/system_prompt")).status_code == 403
 
 
 async def test_a_server_that_others_reach_needs_the_token(
@@ -167,4 +175,6 @@ async def test_a_server_that_others_reach_needs_the_token(
     async with front_door(load_settings({**variables, "ADMIN_TOKEN": "s3cret"})) as front:
         for headers, code in (({}, 401), (bearer("wrong"), 401), (bearer("s3cret"), 200)):
             reply = await front.client.post("/system_prompt", json=body, headers=headers)
+            assert reply.status_code == code
+            reply = await front.client.delete("/system_prompt", headers=headers)
             assert reply.status_code == code

@@ -160,7 +160,10 @@ async def test_the_schema_describes_the_bodies(front: Front) -> None:
     assert "max_new_tokens" in body["schema"]["properties"]
     body = schema["paths"]["/requests"]["post"]["requestBody"]["content"]["application/json"]
     assert {"prompt", "messages", "temperature", "stop"} <= body["schema"]["properties"].keys()
-    assert (await front.client.get("/docs")).status_code == 200
+    for path in ("/docs", "/redoc"):
+        reply = await front.client.get(path, headers={"Origin": "https://example.org"})
+        assert reply.status_code == 200
+        assert "access-control-allow-origin" not in reply.headers
 
 
 async def test_an_unexpected_fault_is_500_without_its_text(

@@ -1,10 +1,7 @@
-"""Trimming of short answers: the recorded vectors through intake's decision, and properties."""
+"""Trimming of short answers: when there is none, and properties; the recorded cases are among the vectors."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,16 +10,6 @@ from api.postprocess import STRIP_ONLY, cap_sentences, cut_examples, postprocess
 from api.routing import Router
 from shared.request import Trim
 from tests.api.conftest import Load
-from tests.api.vectors import expected, vectors
-
-
-@pytest.mark.parametrize("vector", vectors("postprocess"), ids=lambda v: v["name"])
-def test_an_answer_is_trimmed_as_recorded(vector: dict[str, Any], load_settings: Load) -> None:
-    settings = load_settings(vector["env"])
-    router = Router(settings)
-    prompt = vector["input"]["prompt"]
-    trim = trim_for(settings, router, prompt, router.route(prompt), None)
-    assert postprocess(vector["input"]["text"], trim) == expected(vector)
 
 
 def test_a_budget_of_the_callers_own_means_no_trimming(load_settings: Load) -> None:

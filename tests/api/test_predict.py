@@ -83,6 +83,20 @@ async def test_token_routing_is_logged_once_for_a_request_when_asked(
     assert said == ["token_routing: {32: 2, 192: 1}", "token_routing: {32: 1}"]
 
 
+async def test_no_budget_is_above_the_cap_of_all_requests(
+    load_settings: Load, broker_url: str, queue_name: str, worker: Answerer
+) -> None:
+    where = {"REDIS_URL": broker_url, "QUEUE_NAME": queue_name}
+    capped = {"MAX_TOKENS_CAP": "20", "DEFAULT_MAX_TOKENS": "20", "MAX_NEW_TOKENS_CODE": "15"}
+    async with front_door(load_settings({**where, **capped})) as front:
+        await front.client.post("/predict", json={"prompt": ["gemm", "短"]})
+        await front.client.post("/predict", json={"prompt": "x", "max_new_tokens": 99})
+        info = (await front.client.get("/info")).json()
+    budgets = {req.prompt: req.sampling.max_tokens for req in worker.seen}
+    assert budgets == {"gemm": 15, "短": 20, "x": 20}
+    assert info["defaults"]["max_new_tokens"] == 20
+
+
 async def test_prompts_are_never_logged(
     front: Front, worker: Answerer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -187,6 +201,8 @@ async def test_what_an_answer_cost_is_in_its_headers(front: Front, worker: Answe
         ({"top_k": -9}, "top_k"),
         ({"top_k": 2**70}, "top_k"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": "inf"}, "repetition_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
         ({"frequency_penalty": 3}, "frequency_penalty"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": "nan"}, "temperature"),

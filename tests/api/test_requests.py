@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from api.schemas import RequestBody
 from api.settings import ApiSettings
 from shared.request import Message, Priority, Trim
-from tests.api.answering import Answerer
+from shared.sampling import SamplingParams
+from tests.api.answering import TOKEN, Answerer, answering
 from tests.api.serving import Front, eventually, front_door
 
 POLL_FIELDS = {
@@ -170,6 +172,57 @@ async def test_raw_prompts_get_no_system_prompt(front: Front, worker: Answerer) 
     ]
 
 
+async def test_nothing_is_put_before_a_clients_own_messages(front: Front, worker: Answerer) -> None:
+    await front.services.producer.set_system_prompt("stored", "test")
+    body = {"messages": [{"role": "user", "content": "gemm"}]}
+    await finished(front, (await submit(front, body))["id"])
+    (req,) = worker.seen
+    assert (req.system_prompt, req.messages) == (None, (Message("user", "gemm"),))
+    assert (req.sampling.max_tokens, req.delivery.trim, req.delivery.route) == (512, None, None)
+
+
+async def test_an_answer_is_given_as_it_is(front: Front, worker: Answerer) -> None:
+    text = " 一。二。三。四。五。六。七。例如：八。\n"
+    done = await finished(front, (await submit(front, {"prompt": f"!say {text}"}))["id"])
+    assert done["text"] == text
+
+
+async def test_fields_that_are_null_are_as_good_as_absent(front: Front, worker: Answerer) -> None:
+    names = set(SamplingParams.__struct_fields__) | RequestBody.model_fields.keys()
+    body = {**dict.fromkeys(sorted(names)), "prompt": "hi"}
+    await finished(front, (await submit(front, body))["id"])
+    await finished(front, (await submit(front, {"prompt": "hi"}))["id"])
+    first, second = worker.seen
+    assert first.sampling == second.sampling
+    assert (first.delivery, first.priority, first.raw) == (second.delivery, second.priority, False)
+
+
+async def test_logprobs_come_back_with_the_answer_where_they_were_asked_for(
+    front: Front, settings: ApiSettings
+) -> None:
+    async with answering(settings, capabilities=("logprobs",)) as worker:
+        await eventually(lambda: bool(front.services.producer.known_workers))
+        for asked in (2, 0):
+            body = {"prompt": "hi", "logprobs": asked}
+            done = await finished(front, (await submit(front, body))["id"])
+            assert done["logprobs"] == [TOKEN]
+        assert [req.sampling.logprobs for req in worker.seen] == [2, 0]
+        assert "logprobs" not in await finished(
+            front, (await submit(front, {"prompt": "hi"}))["id"]
+        )
+
+
+@pytest.mark.parametrize(("priority", "lane"), [("interactive", 0), ("standard", 1), ("batch", 2)])
+async def test_metadata_and_priority_travel_with_a_request(
+    priority: str, lane: int, front: Front, worker: Answerer
+) -> None:
+    metadata = {"order": 7, "tags": ["a", None]}
+    body = {"prompt": "hi", "priority": priority, "metadata": metadata}
+    rid = (await submit(front, body))["id"]
+    assert (await finished(front, rid))["metadata"] == metadata
+    assert worker.seen[0].priority == lane
+
+
 async def test_time_outs_may_come_as_headers_and_the_body_stands_over_them(
     front: Front, worker: Answerer
 ) -> None:
@@ -184,6 +237,11 @@ async def test_time_outs_may_come_as_headers_and_the_body_stands_over_them(
     ("body", "field"),
     [
         ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_new_tokens": 0}, "max_tokens"),
+        ({"max_new_tokens": 4097}, "max_tokens"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 513}, "min_tokens"),
         ({"max_tokens": 4097}, "max_tokens"),
         ({"max_tokens": "5"}, "max_tokens"),
         ({"max_tokens": 5.5}, "max_tokens"),
@@ -192,8 +250,26 @@ async def test_time_outs_may_come_as_headers_and_the_body_stands_over_them(
         ({"max_tokens": 5, "min_tokens": 6}, "min_tokens"),
         ({"temperature": 2.5}, "temperature"),
         ({"temperature": True}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
         ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.5}, "top_p"),
+        ({"top_p": 1.01}, "top_p"),
         ({"top_k": -2}, "top_k"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": -1}, "repetition_penalty"),
+        ({"frequency_penalty": 2.01}, "frequency_penalty"),
+        ({"frequency_penalty": -2.01}, "frequency_penalty"),
+        ({"presence_penalty": -2.01}, "presence_penalty"),
+        ({"echo": 1}, "echo"),
+        ({"skip_special_tokens": "no"}, "skip_special_tokens"),
+        ({"ignore_eos": "yes"}, "ignore_eos"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop_token_ids": ["5"]}, "stop_token_ids"),
+        ({"stop_token_ids": list(range(1025))}, "stop_token_ids"),
+        ({"stop_token_ids": 5}, "stop_token_ids"),
         ({"top_k": 2**70}, "top_k"),
         ({"seed": 2**70}, "seed"),
         ({"stop": [""]}, "stop"),

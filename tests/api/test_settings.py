@@ -124,6 +124,86 @@ def test_hard_budget_follows_the_code_budget_until_set(load_settings: Load) -> N
     assert load_settings(both).hard_budget == 100
 
 
+def test_a_neutral_profile_says_which_variables_it_leaves_idle(
+    load_settings: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    variables = {"TEMPERATURE": "0.3", "SYSTEM_PROMPT": "x", "OUTPUT_MAX_SENTENCES": "3"}
+    assert load_settings(variables).built_in_system_prompt == "x"
+    assert not caplog.text
+    settings = load_settings({**variables, "PROFILE": "neutral"})
+    assert settings.built_in_system_prompt == ""
+    assert caplog.messages == ["without effect in PROFILE=neutral: TEMPERATURE, SYSTEM_PROMPT"]
+    with pytest.raises(SettingsError, match="PROFILE"):
+        load_settings({"PROFILE": "wild"})
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "default"),
+    [
+        ("MAX_NEW_TOKENS", "many", 32),
+        ("MAX_NEW_TOKENS_CODE", "1.5", 192),
+        ("MAX_NEW_TOKENS_CODE_HARD", "x", None),
+        ("MAX_NEW_TOKENS_CODE_SOFT", "0x20", 64),
+        ("HARD_CODE_MIN_HITS", "two", 1),
+        ("LONG_ANSWER_MIN_HITS", "", 1),
+        ("TEMPERATURE", "", 0.0),
+        ("TOP_K", "1.0", 1),
+    ],
+)
+def test_a_bad_or_blank_number_of_the_seed_is_its_default(
+    name: str, bad: str, default: object, load_settings: Load
+) -> None:
+    assert getattr(load_settings({name: bad}), name.lower()) == default
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("MAX_NEW_TOKENS", 1, 4096),
+        ("MAX_NEW_TOKENS_CODE", 1, 4096),
+        ("MAX_NEW_TOKENS_CODE_HARD", 1, 4096),
+        ("MAX_NEW_TOKENS_CODE_SOFT", 1, 4096),
+        ("HARD_CODE_MIN_HITS", 1, 5),
+        ("LONG_ANSWER_MIN_HITS", 1, 5),
+        ("OUTPUT_MAX_SENTENCES", 1, 12),
+    ],
+)
+def test_numbers_of_the_seed_are_clamped(
+    name: str, low: int, high: int, load_settings: Load
+) -> None:
+    for given, taken in ((-7, low), (0, low), (low, low), (high, high), (10**6, high)):
+        assert getattr(load_settings({name: str(given)}), name.lower()) == taken
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        ("DISABLE_TOKEN_ROUTING", False),
+        ("LONG_ANSWER_ENABLE_DEFAULT", True),
+        ("LOG_TOKEN_ROUTING", False),
+        ("STOP_ON_DOUBLE_NEWLINE", False),
+        ("OUTPUT_TRIM_EXAMPLES", True),
+    ],
+)
+def test_switches_of_the_seed_know_the_same_words(
+    name: str, default: bool, load_settings: Load
+) -> None:
+    for word in ("1", "true", " YES ", "y", "On"):
+        assert getattr(load_settings({name: word}), name.lower()) is True
+    for word in ("0", "false", "no", "2", "maybe"):
+        assert getattr(load_settings({name: word}), name.lower()) is False
+    for word in ("", "  "):
+        assert getattr(load_settings({name: word}), name.lower()) is default
+
+
+@pytest.mark.parametrize(
+    "name", ["CODE_QUESTION_KEYWORDS", "HARD_CODE_QUESTION_KEYWORDS", "LONG_ANSWER_KEYWORDS"]
+)
+def test_keywords_are_trimmed_lowered_and_counted_once(name: str, load_settings: Load) -> None:
+    words = getattr(load_settings({name: " Foo ,, bar baz,foo, "}), name.lower())
+    assert words == ("foo", "bar baz")
+
+
 def test_keys_are_kept_as_digests_and_shown_nowhere(load_settings: Load) -> None:
     settings = load_settings({"API_KEYS": "open-sesame", "ADMIN_TOKEN": "very-secret"})
     shown = f"{settings!r} {settings}"

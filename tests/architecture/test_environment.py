@@ -11,7 +11,7 @@ READERS = ("environ", "environb", "getenv", "getenvb")
 # Runs before any package is there, so it cannot have a settings class.
 INSTALLER = "cli/install.py"
 # Some switches of the engines exist only as variables: set here, before an engine is imported.
-WRITER = "worker/startup.py"
+WRITER = "worker/environment.py"
 WRITES = ("setdefault", "update")
 
 
@@ -67,6 +67,6 @@ def test_the_check_sees_a_read_and_tells_it_from_a_write() -> None:
     source = (
         'import os\nos.environ["A"] = "1"\nos.environ.setdefault("B", "1")\nx = os.environ["C"]\n'
     )
-    module = Module(Path("worker/startup.py"), ast.parse(source))
+    module = Module(Path("worker/environment.py"), ast.parse(source))
     allowed = written(module)
     assert [n.lineno for n in uses(module) if id(n) not in allowed] == [4]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+
+import psutil
 
 from shared.request import FinishReason, Req
 from shared.sampling import SamplingParams
@@ -42,10 +44,31 @@ class Answer:
         return self.pieces[-1].error
 
 
+def processes_below() -> set[psutil.Process]:
+    """But for Python's own tracker of shared memory, which ends with the test run."""
+    return {
+        process
+        for process in psutil.Process().children(recursive=True)
+        if process.is_running() and "resource_tracker" not in " ".join(process.cmdline())
+    }
+
+
+def still_running(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that are no mere entry in the table, whoever is their parent by now."""
+    return [
+        process
+        for process in processes
+        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    ]
+
+
 @dataclass(frozen=True)
 class Rig:
+    """`processes` came with the engine: its core and what is below that."""
+
     engine: Engine
     prompts: Prompts
+    processes: frozenset[psutil.Process] = frozenset()
 
     async def prompt(self, text: str, params: SamplingParams) -> EnginePrompt:
         req = Req(
@@ -77,6 +100,9 @@ class Rig:
             found[piece.request_id].pieces.append(piece)
         assert found.keys() == {prompt.request_id for prompt in prompts}
         return [found[prompt.request_id] for prompt in prompts]
+
+    def kill_core(self) -> None:
+        min(self.processes, key=lambda process: process.create_time()).kill()
 
     async def answer(self, text: str, params: SamplingParams, *, stream: bool = False) -> Answer:
         [answer] = await self.answers([text], params, stream=stream)

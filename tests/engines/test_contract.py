@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.errors import InvalidRequest
+from shared.errors import EngineDead, InvalidRequest
 from shared.request import FinishReason
 from shared.sampling import SamplingParams
 from tests.engines.bench_rig import Rig
@@ -31,6 +31,8 @@ def model_rig(rig: Rig) -> Rig:
     """An engine with a model inside: where what is asked of chance and probabilities shows in the answer."""
     if rig.engine.name == "simulated":
         pytest.skip("no model: it draws nothing, knows no penalty, and has no vocabulary")
+    if rig.engine.name == "vllm_offline":
+        pytest.skip("it has the words and the model of vllm_async, which says all this")
     return rig
 
 
@@ -75,6 +77,19 @@ async def test_a_stream_gives_the_same_text_in_many_pieces(rig: Rig) -> None:
 async def test_an_answer_ends_at_its_limit(rig: Rig) -> None:
     answer = await rig.answer(QUESTIONS[2], greedy(max_tokens=3))
     assert (answer.finish_reason, len(answer.ids)) == (FinishReason.length, 3)
+
+
+async def test_rows_of_one_call_end_at_their_own_limits(rig: Rig) -> None:
+    params = greedy(max_tokens=12, ignore_eos=True)
+    prompts = [await rig.prompt(text, params) for text in QUESTIONS]
+    limits = (3, None, 30)
+    own = [
+        msgspec.structs.replace(prompt, max_tokens=limit)
+        for prompt, limit in zip(prompts, limits, strict=True)
+    ]
+    answers = await rig.run(own, params)
+    assert [len(answer.ids) for answer in answers] == [3, 12, 30]
+    assert {answer.finish_reason for answer in answers} == {FinishReason.length}
 
 
 async def test_without_end_of_sequence_an_answer_runs_to_its_limit(rig: Rig) -> None:
@@ -162,6 +177,19 @@ async def test_batches_of_different_parameters_run_beside_each_other(rig: Rig) -
         done = await asyncio.gather(*(rig.answers(QUESTIONS, params) for params in kinds))
     assert [len(answers) for answers in done] == [3, 3, 3]
     assert all(len(answer.ids) <= 5 for answer in done[1])
+
+
+async def test_a_later_batch_does_not_wait_for_the_one_before(rig: Rig) -> None:
+    if rig.engine.capabilities.rows_share:
+        pytest.skip("one call at a time")
+    long = asyncio.create_task(rig.answers(QUESTIONS, greedy(max_tokens=200, ignore_eos=True)))
+    before = rig.engine.progress
+    async with asyncio.timeout(LONG_S):
+        while rig.engine.progress == before and rig.engine.name != "simulated":
+            await asyncio.sleep(0.002)
+        assert (await rig.answer(QUESTIONS[0], greedy(max_tokens=3))).ids
+        assert not long.done()
+        await long
 
 
 ONE_OF_EACH: dict[str, Any] = {
@@ -283,11 +311,15 @@ async def test_special_tokens_are_shown_to_who_asks_for_them(model_rig: Rig) -> 
     assert MARKER not in hidden.text
 
 
-async def test_prompts_of_unequal_length_are_answered_together_as_alone(model_rig: Rig) -> None:
-    """In float32; with fewer digits the company may tip a close choice."""
-    texts = (QUESTIONS[1], "Here is a story. " * 8 + "What was it about?", *QUESTIONS)
-    together = await model_rig.answers(texts, greedy())
-    alone = [await model_rig.answer(text, greedy()) for text in texts]
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+async def test_prompts_of_unequal_length_are_answered_together_as_alone(
+    model_rig: Rig, penalty: float
+) -> None:
+    """In float32; with fewer digits the company may tip a close choice. What fills up a row counts nowhere."""
+    params = greedy(repetition_penalty=penalty, max_tokens=12)
+    texts = (QUESTIONS[1], "Here is a story. " * 8 + "What was it about?", QUESTIONS[0])
+    together = await model_rig.answers(texts, params)
+    alone = [await model_rig.answer(text, params) for text in texts]
     assert [answer.ids for answer in together] == [answer.ids for answer in alone]
 
 
@@ -337,6 +369,24 @@ async def test_what_an_engine_tells_of_itself_can_be_shown(rig: Rig) -> None:
     assert msgspec.json.encode(engine.effective_args())
     assert engine.capabilities.rows_share <= set(SamplingParams.__struct_fields__)
     assert engine.capabilities.fields <= set(SamplingParams.__struct_fields__)
+
+
+async def test_the_death_of_its_process_fails_all_that_runs_and_all_that_comes(rig: Rig) -> None:
+    """The last one of an engine."""
+    if not rig.processes:
+        pytest.skip("it has no process of its own")
+    params = greedy(max_tokens=200, ignore_eos=True)
+    running = asyncio.create_task(rig.answers(QUESTIONS, params))
+    before = rig.engine.progress
+    async with asyncio.timeout(LONG_S):
+        while rig.engine.progress < before + 3:
+            await asyncio.sleep(0.01)
+        rig.kill_core()
+        with pytest.raises(EngineDead):
+            await running
+        with pytest.raises(EngineDead):
+            await rig.answer(QUESTIONS[0], greedy())
+    assert isinstance(rig.engine.failure, EngineDead)
 
 
 def _require(rig: Rig, field: str) -> None:

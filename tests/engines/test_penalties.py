@@ -1,4 +1,4 @@
-"""Penalties of the transformers engine: vLLM's arithmetic, and padding that counts nowhere."""
+"""Penalties that transformers lacks: vLLM's arithmetic, over the output alone."""
 
 from __future__ import annotations
 
@@ -9,34 +9,40 @@ import pytest
 from shared.sampling import SamplingParams
 from worker.engines.penalties import Penalties
 
-PAD = 0
 
-
-def penalised(
-    prompt: list[list[int]], mask: list[list[int]], new: list[list[int]], **fields: Any
-) -> Any:
+def penalised(prompt: list[list[int]], new: list[list[int]], **fields: Any) -> Any:
     """Scores of 2 and, for the last token, -2, after the penalties."""
     import torch
 
-    ids, seen = torch.tensor(prompt), torch.tensor(mask)
-    penalties = Penalties(SamplingParams(max_tokens=9, **fields), ids, seen)
+    ids = torch.tensor(prompt)
+    penalties = Penalties(SamplingParams(max_tokens=9, **fields), ids.shape[1])
     scores = torch.full((len(prompt), 6), 2.0)
     scores[:, 5] = -2.0
     made = torch.tensor(new, dtype=torch.long).reshape(len(prompt), -1)
     return penalties(torch.cat((ids, made), dim=1), scores).tolist()
 
 
-def test_repetition_counts_prompt_and_output_and_no_padding() -> None:
-    rows = penalised([[PAD, 1], [2, 5]], [[0, 1], [1, 1]], [[3], [3]], repetition_penalty=2.0)
-    assert rows[0] == [2, 1, 2, 1, 2, -2]
-    assert rows[1] == [2, 2, 1, 1, 2, -4]
-
-
 def test_frequency_and_presence_count_the_output_alone() -> None:
-    [row] = penalised([[1, 2]], [[1, 1]], [[3, 3]], frequency_penalty=0.5, presence_penalty=0.25)
-    assert row == pytest.approx([2, 2, 2, 0.75, 2, -2])
+    rows = penalised(
+        [[1, 2], [3, 3]], [[3, 3], [0, 5]], frequency_penalty=0.5, presence_penalty=0.25
+    )
+    assert rows[0] == pytest.approx([2, 2, 2, 0.75, 2, -2])
+    assert rows[1] == pytest.approx([1.25, 2, 2, 2, 2, -2.75])
 
 
-def test_before_the_first_token_only_the_prompt_counts() -> None:
-    [row] = penalised([[1, 2]], [[1, 1]], [[]], repetition_penalty=2.0, frequency_penalty=1.0)
-    assert row == [2, 1, 1, 2, 2, -2]
+def test_before_the_first_token_there_is_nothing_to_count() -> None:
+    [row] = penalised([[1, 2]], [[]], frequency_penalty=1.0, presence_penalty=1.0)
+    assert row == [2, 2, 2, 2, 2, -2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "are_asked"),
+    [
+        ({}, False),
+        ({"repetition_penalty": 2.0}, False),  # transformers has that one
+        ({"frequency_penalty": -0.1}, True),
+        ({"presence_penalty": 0.1}, True),
+    ],
+)
+def test_who_asks_for_neither_pays_for_neither(fields: dict[str, Any], are_asked: bool) -> None:
+    assert Penalties.are_asked(SamplingParams(max_tokens=1, **fields)) is are_asked

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from worker.engines.row_text import RowText, stop_table
-from worker.engines.stop_tokens import special_tokens, split_stops
 
 TEXT = "Zürich 你好 🦉 — naïve café, and plain words."
-
-
-@pytest.fixture(scope="module")
-def tokenizer(model: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(str(model))
 
 
 @pytest.fixture(scope="module")
@@ -79,16 +70,3 @@ def test_the_token_that_ends_a_row_counts_and_is_not_shown(tokenizer: Any, decod
     row.end(2)
     assert row.take() == "plain wor"
     assert row.ids[-1] == 2
-
-
-def test_only_real_special_tokens_become_ids(tokenizer: Any) -> None:
-    special = special_tokens(tokenizer)
-    stops = split_stops(("<|im_end|>", "<|eot_id|>", "END"), (9, 2), special)
-    assert stops.strings == ("<|eot_id|>", "END")
-    # The unknown token is no stand-in for a marker that this tokenizer lacks.
-    assert stops.ids == (9, 2)
-    assert stops.reason(2) == "<|im_end|>"
-    assert stops.reason(9) == 9
-    assert stops.reason("END") == "END"
-    assert stops.reason(None) is None
-    assert stops.reason(7) is None, "nobody asked for it: an end of the model's own"

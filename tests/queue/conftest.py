@@ -1,13 +1,14 @@
-"""A fresh queue on the session's real server for each test."""
+"""A fresh queue on the session's real server for each test: its scripts alone, or both halves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import redis
 
 from tests.queue.harness import Shard
+from tests.queue.pair import Pair, pair_on
 
 
 @pytest.fixture
@@ -21,3 +22,9 @@ def shard(broker_url: str, queue_name: str) -> Iterator[Shard]:
     if keys:
         client.unlink(*keys)
     client.close()
+
+
+@pytest.fixture
+async def pair(broker_url: str, queue_name: str) -> AsyncIterator[Pair]:
+    async with pair_on(broker_url, queue_name) as pair:
+        yield pair

@@ -194,8 +194,8 @@ class Shard:
         return reply
 
     def reap(self, n: int = 100) -> list[int]:
-        reply: list[int] = self.run(self.scripts.reap(n, 2, 5))
-        return reply
+        moved, more, _ = self.run(self.scripts.reap(n, 2, 5))
+        return [moved, more]
 
     def record(self, rid: str) -> Record | None:
         raw = self.client.hget(self.keys.fixed("live"), rid)

@@ -101,6 +101,14 @@ def test_prompt_versions_count_up_and_old_ones_go(shard: Shard) -> None:
     assert shard.run(shard.scripts.tick(LEASE_MS))[2] == b"25"
 
 
+def test_a_prompt_that_is_taken_away_is_a_version_too(shard: Shard) -> None:
+    for text, version in (("", 1), ("p", 2), (None, 3), (None, 4)):
+        assert shard.run(shard.scripts.set_prompt(text, "admin")) == [version]
+    sys = shard.keys.fixed("sys")
+    assert shard.client.hget(sys, "t") is None
+    assert shard.client.hmget(sys, "t:1", "t:2", "t:3", "by:3") == [b"", b"p", None, b"admin"]
+
+
 def test_a_script_declares_every_key_in_one_slot(shard: Shard) -> None:
     call: Call = shard.scripts.finish(
         "q.0-a", "w", "t", "F", "", "", "", None, 1, 1, 1, ["x", "y"], "q.0-p"

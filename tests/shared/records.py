@@ -77,7 +77,13 @@ bodies = st.builds(
     reasoning=st.none() | text,
     logprobs=st.none() | st.lists(metadata, max_size=2),
 )
-usages = st.builds(Usage, prompt_tokens=counts, completion_tokens=counts, cached_tokens=counts)
+usages = st.builds(
+    Usage,
+    prompt_tokens=counts,
+    completion_tokens=counts,
+    cached_tokens=counts,
+    reasoning_tokens=counts,
+)
 reports = st.builds(
     Report,
     finish_reason=st.none() | st.sampled_from(FinishReason),

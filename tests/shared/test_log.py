@@ -57,6 +57,7 @@ def test_a_json_line_has_these_fields_and_no_other(capsys: pytest.CaptureFixture
     assert line == {
         "level": "info",
         "logger": "tests.shared.log",
+        "thread": threading.current_thread().name,
         "request_id": RID,
         "message": "claimed 3",
     }

@@ -227,13 +227,10 @@ def test_nobody_can_change_the_record() -> None:
         SamplingParams(max_tokens=16).max_tokens = 17  # type: ignore[misc]
 
 
-def test_is_greedy_and_has_penalties() -> None:
+def test_what_is_nearly_greedy_is_greedy() -> None:
     assert SamplingParams(max_tokens=1, temperature=0).is_greedy
     assert SamplingParams(max_tokens=1, temperature=9e-6).is_greedy
     assert not SamplingParams(max_tokens=1, temperature=1e-5).is_greedy
-    assert not SamplingParams(max_tokens=1, repetition_penalty=1).has_penalties
-    for name in ("repetition_penalty", "frequency_penalty", "presence_penalty"):
-        assert SamplingParams.from_dict({"max_tokens": 1, name: 0.5}).has_penalties
 
 
 def test_batch_key_holds_the_named_fields_alone() -> None:

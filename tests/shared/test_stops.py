@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from shared.errors import InvalidRequest
 from shared.stops import Fed, StopMatcher, StopTable
-from tests.api.vectors import vectors
 from tests.shared.strategies import stop_strings
 
 # Few letters, so that matches, halves of matches and overlaps are common.
@@ -46,27 +45,6 @@ def run(
         if stop is not None:
             break
     return shown + matcher.flush(), stop
-
-
-@pytest.mark.parametrize("vector", vectors("seed2", "stream_with_stop"), ids=lambda v: v["name"])
-def test_recorded_streams(vector: dict[str, Any]) -> None:
-    asked, right = vector["input"], vector["right_output"]
-    matcher = StopMatcher(
-        asked["stop"],
-        min_tokens=asked["min_tokens"],
-        include=asked["include_stop_str_in_output"],
-    )
-    shown, consumed, stop = "", 0, None
-    for piece in asked["pieces"]:
-        text, stop = matcher.feed(piece)
-        shown += text
-        consumed += 1
-        if stop is not None:
-            break
-    assert shown + matcher.flush() == right["text"]
-    assert stop == right["stop_reason"]
-    assert ("length" if stop is None else "stop") == right["finish_reason"]
-    assert consumed == right.get("pieces_consumed", len(asked["pieces"]))
 
 
 CASES: list[tuple[str, list[str], str, str | None]] = [

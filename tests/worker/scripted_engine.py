@@ -10,6 +10,7 @@ from shared.errors import EngineDead, EngineError, InvalidRequest, PromptTooLong
 from shared.request import FinishReason, Req
 from shared.sampling import SamplingParams
 from worker.engines.base import Capabilities, EngineOutput, EnginePrompt
+from worker.think import Thinking
 
 
 class ScriptedEngine:
@@ -107,6 +108,8 @@ class ScriptedEngine:
 
 class PlainPrompts:
     """The prompt's own text, one token a character; more than 100 are too long."""
+
+    thinking = Thinking()
 
     async def build(self, req: Req, max_model_len: int) -> EnginePrompt:
         text = req.prompt or ""

@@ -236,7 +236,11 @@ async def test_a_wedged_engine_loses_its_work_to_another(service: Service) -> No
     ):
         await until(lambda: len(stalls) > 0)
         await until(lambda: metrics.current is WorkerState.STALLED)
-        await until(lambda: service.producer.known_workers[0].info.state is WorkerState.STALLED)
+        await until(
+            lambda: any(
+                seen.info.state is WorkerState.STALLED for seen in service.producer.known_workers
+            )
+        )
 
         async def moved() -> bool:
             snapshot = await service.producer.peek(rid)

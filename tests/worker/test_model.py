@@ -22,10 +22,12 @@ from worker.model import (
     LocalModel,
     ModelSource,
     choose,
+    choose_draft,
     is_model_folder,
     is_model_id,
+    prepare,
 )
-from worker.settings import ModelSettings
+from worker.settings import EngineSettings, ModelSettings
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = os.urandom(3_000_000)
@@ -96,6 +98,46 @@ def test_a_model_folder_has_a_configuration_and_weights(tmp_path: Path) -> None:
     assert is_model_folder(tmp_path)
 
 
+def folder_of(path: Path, config: str) -> LocalModel:
+    (path / "config.json").write_text(config)
+    (path / "model.safetensors").touch()
+    return LocalModel(path)
+
+
+@pytest.mark.parametrize(
+    "kind", ["BertModel", "BertForMaskedLM", "CLIPModel", "Qwen3ForSequenceClassification"]
+)
+def test_a_model_that_writes_no_text_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
+    source = folder_of(tmp_path, json.dumps({"architectures": [kind]}))
+    with pytest.raises(ModelError, match=f"holds {kind}, which is no language model") as caught:
+        prepare(source)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        '{"architectures": ["Qwen3ForCausalLM"]}',
+        '{"architectures": ["GPT2LMHeadModel"]}',
+        '{"architectures": ["ChatGLMModel"]}',
+        '{"architectures": ["InternVLChatModel"]}',
+        '{"architectures": ["Gemma3ForConditionalGeneration"]}',
+        '{"architectures": null}',
+        "{}",
+        "[]",
+    ],
+)
+def test_whatever_may_be_a_language_model_is_left_to_the_engine(
+    config: str, tmp_path: Path
+) -> None:
+    assert prepare(folder_of(tmp_path, config)) == tmp_path
+
+
+def test_a_configuration_that_is_no_json_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json cannot be read"):
+        prepare(folder_of(tmp_path, "{,}"))
+
+
 def test_the_same_weights_are_not_fetched_twice() -> None:
     sizes = {name: len(data) for name, data in FILES.items()}
     assert set(wanted_files(sizes)) == {
@@ -131,8 +173,8 @@ def run(folder: Path, *arguments: str, **env: str) -> tuple[int | None, str, str
 
 def test_a_local_model_is_told_as_the_last_line(tmp_path: Path) -> None:
     (tmp_path / "merged").mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / "merged" / name).touch()
+    (tmp_path / "merged" / "config.json").write_text("{}")
+    (tmp_path / "merged" / "model.safetensors").touch()
     assert run(tmp_path) == (0, f"{tmp_path}/merged\n", "")
 
 
@@ -239,3 +281,41 @@ def test_the_demo_model_is_made_once_and_a_killed_run_leaves_nothing_half_made(
     assert CHATML_MARK in (path / "chat_template.jinja").read_text()
     assert json.loads((path / "config.json").read_text())["dtype"] == "bfloat16"
     assert [p for p in path.parent.iterdir() if p.is_dir()] == [path]
+
+
+def test_nothing_is_fetched_where_that_is_forbidden() -> None:
+    with pytest.raises(ModelError, match=r"MODEL_ID=org/name is not at model/org/name"):
+        chosen(set(), model_id="org/name", skip_model_download=True)
+    there = chosen({"model/org/name"}, model_id="org/name", skip_model_download=True)
+    assert there == LocalModel(Path("model/org/name"))
+
+
+def draft(there: set[str], **settings: object) -> HubModel | None:
+    paths = {Path(path) for path in there}
+    given = {"enable_speculative_decoding": True, "spec_draft_model_id": "org/small", **settings}
+    return choose_draft(EngineSettings.load(**given), lambda path: path in paths)
+
+
+def test_the_draft_model_is_fetched_where_it_is_wanted_and_not_there() -> None:
+    path = Path("model/org/small")
+    found = draft(set(), spec_draft_model_revision="v2")
+    assert found == HubModel(path, "org/small", "huggingface", "v2")
+    assert draft({"model/org/small"}) is None
+    assert draft(set(), skip_model_download=True) is None
+    assert draft(set(), spec_method="ngram") is None
+    assert draft(set(), enable_speculative_decoding=False) is None
+    assert draft(set(), spec_draft_model_dir="elsewhere") is None
+    with pytest.raises(ModelError, match="SPEC_DRAFT_MODEL_ID"):
+        draft(set(), spec_draft_model_id="../x")
+
+
+def test_a_token_goes_to_its_own_hub_and_is_never_shown() -> None:
+    source = chosen(
+        set(), model_id="org/name", model_hub="modelscope", modelscope_api_token="secret-1"
+    )
+    assert isinstance(source, HubModel)
+    assert source.token == "secret-1"
+    assert "secret-1" not in repr(source)
+    other = chosen(set(), model_id="org/name", modelscope_api_token="secret-1")
+    assert isinstance(other, HubModel)
+    assert other.token is None

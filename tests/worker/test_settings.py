@@ -52,7 +52,7 @@ def test_use_vllm_knows_three_ways_and_takes_other_words_for_none(
         ("GPU_MEMORY_UTILIZATION", "1.5", 0.85),
         ("BATCH_CONCURRENCY", "x", 320),
         ("BATCH_CONCURRENCY", "0", 1),
-        ("DTYPE", "fp16", None),
+        ("DTYPE", "float17", None),
         ("TRANSFORMERS_DTYPE", "int8", None),
         ("VLLM_LOG_LEVEL", "loud", "WARNING"),
     ],

@@ -27,11 +27,21 @@ __all__ = [
 
 
 class EnginePrompt(msgspec.Struct, frozen=True):
-    """`token_ids` as the model sees them, special tokens included, so that no engine adds its own."""
+    """`token_ids` as the model sees them, special tokens included, so that no engine adds its own.
+
+    `max_tokens` is this row's own limit where it is not that of the call's parameters.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
     text: str = ""
+    max_tokens: int | None = None
+
+    def own(self, params: SamplingParams) -> SamplingParams:
+        """The call's parameters, with the limit of this row."""
+        if self.max_tokens is None or self.max_tokens == params.max_tokens:
+            return params
+        return msgspec.structs.replace(params, max_tokens=self.max_tokens)
 
 
 class EngineOutput(msgspec.Struct, frozen=True):
@@ -59,7 +69,8 @@ class EngineOutput(msgspec.Struct, frozen=True):
 
 class Capabilities(msgspec.Struct, frozen=True):
     """`fields`: names of SamplingParams that are honoured. `can_abort`: a run can be stopped midway.
-    `rows_share`: fields that must be equal in one call of `generate`; empty where rows are free.
+    `rows_share`: fields that must be equal in one call of `generate`; empty where rows are free. Never
+    `max_tokens`: each row of a call has its own.
     """
 
     fields: frozenset[str]
@@ -101,7 +112,8 @@ class Engine(Protocol):
     def generate(
         self, prompts: Sequence[EnginePrompt], params: SamplingParams, *, stream: bool
     ) -> AsyncIterator[EngineOutput]:
-        """Run one micro-batch that shares `params`; pieces of all prompts come interleaved.
+        """Run one micro-batch that shares `params`, but for a limit that a prompt brings itself; pieces of
+        all prompts come interleaved.
 
         Without `stream` each request yields one last piece with its whole text. A request that the
         engine refuses yields a last piece with `error`; EngineDead is raised when nothing can go on.

@@ -1,7 +1,7 @@
 """transformers in padded micro-batches: the engine where vLLM cannot run. One call at a time, in a thread.
 
-A call of `model.generate` has one set of parameters, which a bucket shares. Each row ends by itself:
-its answer goes out at once, though the call runs on for the others.
+A call of `model.generate` has one set of parameters, which its rows share but for their limits. Each row ends
+by itself: its answer goes out at once, though the call runs on for the others.
 """
 
 from __future__ import annotations
@@ -13,24 +13,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from shared.errors import EngineError, InvalidRequest
 from shared.request import FinishReason
 from shared.sampling import SamplingParams
 from worker.engines.base import Capabilities, EngineDead, EngineOutput, EnginePrompt
 from worker.engines.devices import torch_device
+from worker.engines.hf_options import generation_options
 from worker.engines.hf_rows import Emit, Row, RowWatch
 from worker.engines.penalties import Penalties
 from worker.engines.row_text import RowText, stop_table
-from worker.engines.stop_tokens import Stops, special_tokens, split_stops
+from worker.engines.stop_tokens import StopRules, Stops
 from worker.settings import EngineSettings
 
-DTYPES = {
-    "fp16": "float16",
-    "bf16": "bfloat16",
-    "fp32": "float32",
-    "half": "float16",
-    "float": "float32",
-}
 SLOTS = 16
 FALLBACK_MODEL_LEN = 4096
 
@@ -41,7 +37,7 @@ class TransformersEngine:
         fields=frozenset(SamplingParams.__struct_fields__) - {"logprobs"},
         can_abort=True,
         can_stream=True,
-        rows_share=frozenset(SamplingParams.__struct_fields__) - {"echo"},
+        rows_share=frozenset(SamplingParams.__struct_fields__) - {"echo", "max_tokens"},
     )
 
     def __init__(self, settings: EngineSettings, model_dir: Path) -> None:
@@ -49,7 +45,7 @@ class TransformersEngine:
         self._model_dir = model_dir
         self._model: Any = None
         self._tokenizer: Any = None
-        self._special: dict[str, int] = {}
+        self._rules = StopRules()
         self._eos: frozenset[int] = frozenset()
         self._dtype = ""
         self._max_model_len = 0
@@ -70,10 +66,9 @@ class TransformersEngine:
 
         device = torch_device()
         asked = self._settings.transformers_dtype or self._settings.dtype
-        self._dtype = DTYPES.get(asked, asked) if asked else device.default_dtype
+        self._dtype = asked or device.default_dtype
         common = {"trust_remote_code": self._settings.trust_remote_code, "local_files_only": True}
         self._tokenizer = AutoTokenizer.from_pretrained(str(self._model_dir), **common)
-        self._special = special_tokens(self._tokenizer)
         model = AutoModelForCausalLM.from_pretrained(
             str(self._model_dir),
             dtype="auto" if self._dtype == "auto" else getattr(torch, self._dtype),
@@ -89,6 +84,7 @@ class TransformersEngine:
         # The model's own sampling defaults would stand behind every field that a request leaves alone.
         model.generation_config = GenerationConfig()
         self._model = model.eval()
+        self._rules = StopRules.of(self._tokenizer, self._n_ids)
         known = getattr(model.config, "max_position_embeddings", None) or FALLBACK_MODEL_LEN
         self._max_model_len = min(known, self._settings.max_model_len or known)
 
@@ -114,7 +110,7 @@ class TransformersEngine:
     ) -> AsyncIterator[EngineOutput]:
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[EngineOutput] = asyncio.Queue()
-        stops = split_stops(params.stop, params.stop_token_ids, self._special)
+        stops = self._rules.stops(params)
         error = self._objection(stops)
         if error is not None:
             for prompt in prompts:
@@ -142,12 +138,15 @@ class TransformersEngine:
 
     def _objection(self, stops: Stops) -> InvalidRequest | None:
         """An id that the model does not have would be an index out of range later."""
-        n_ids = int(self._model.config.get_text_config().vocab_size)
-        beyond = [token_id for token_id in stops.ids if token_id >= n_ids]
+        beyond = [token_id for token_id in stops.ids if token_id >= self._n_ids]
         if not beyond:
             return None
-        text = f"stop_token_ids: the model has {n_ids} tokens, got {beyond[0]}"
+        text = f"stop_token_ids: the model has {self._n_ids} tokens, got {beyond[0]}"
         return InvalidRequest(text, param="stop_token_ids")
+
+    @property
+    def _n_ids(self) -> int:
+        return int(self._model.config.get_text_config().vocab_size)
 
     def _row(self, prompt: EnginePrompt, params: SamplingParams, stops: Stops) -> Row:
         def decode(ids: Sequence[int]) -> str:
@@ -160,7 +159,7 @@ class TransformersEngine:
             )
 
         room = self._max_model_len - len(prompt.token_ids)
-        limit = max(1, min(params.max_tokens, room))
+        limit = max(1, min(prompt.own(params).max_tokens, room))
         return Row(prompt, RowText(decode, stop_table(stops.strings), params.min_tokens), limit)
 
     def _run(
@@ -196,39 +195,31 @@ class TransformersEngine:
 
         eos = frozenset() if params.ignore_eos else self._eos
         ends = eos | set(stops.ids)
-        # Padding is on the left, so that all rows go on at the same place.
+        # Padding is on the left, so that all rows go on at the same place. Each row is padded with a token of
+        # its own prompt: the mask hides it from the model, but transformers' repetition penalty sees it.
         width = max(len(row.prompt.token_ids) for row in rows)
-        pad = self._tokenizer.pad_token_id
-        pad = pad if pad is not None else max(self._eos, default=0)
-        ids = torch.full((len(rows), width), pad, dtype=torch.long)
-        mask = torch.zeros((len(rows), width), dtype=torch.long)
+        padded, mask = torch.zeros((2, len(rows), width), dtype=torch.long)
         for at, row in enumerate(rows):
             start = width - len(row.prompt.token_ids)
-            ids[at, start:] = torch.tensor(row.prompt.token_ids)
+            padded[at] = row.prompt.token_ids[0]
+            padded[at, start:] = torch.tensor(row.prompt.token_ids)
             mask[at, start:] = 1
-        ids, mask = ids.to(self._model.device), mask.to(self._model.device)
         limit = max(row.limit for row in rows)
-        options: dict[str, Any] = {
-            "max_new_tokens": limit,
-            "min_new_tokens": min(params.min_tokens, limit),
-            "do_sample": not params.is_greedy,
-            "eos_token_id": sorted(ends) or None,
-            "pad_token_id": pad,
-            "use_cache": True,
-        }
-        if not params.is_greedy:
-            # top_k 0 is off; left out, transformers would take 50.
-            options |= {
-                "temperature": params.temperature,
-                "top_p": params.top_p,
-                "top_k": max(0, params.top_k),
-            }
-        penalties = [Penalties(params, ids, mask)] if params.has_penalties else []
+        least = min(params.min_tokens, limit)
+        options = generation_options(
+            msgspec.structs.replace(params, max_tokens=limit, min_tokens=least)
+        )
+        if params.is_greedy:
+            del options["top_k"]  # transformers would warn that it has no effect
+        penalties = [Penalties(params, width)] if Penalties.are_asked(params) else []
         watch = RowWatch(self._step, rows, eos, ends, params.min_tokens, stops, stream, emit)
         with torch.inference_mode(), _chance(_seed(params)):
             self._model.generate(
-                input_ids=ids,
-                attention_mask=mask,
+                input_ids=padded.to(self._model.device),
+                attention_mask=mask.to(self._model.device),
+                eos_token_id=sorted(ends) or None,
+                pad_token_id=max(self._eos, default=0),  # fills up rows that are over
+                use_cache=True,
                 stopping_criteria=[watch],
                 logits_processor=penalties,
                 **options,

@@ -1,6 +1,4 @@
-"""The three penalties as vLLM counts them, for transformers: repetition over prompt and output, the others
-over output alone. Padding counts nowhere, as it would with transformers' own repetition penalty.
-"""
+"""Frequency and presence penalties as vLLM counts them, over the output alone: transformers has neither."""
 
 from __future__ import annotations
 
@@ -10,37 +8,22 @@ from shared.sampling import SamplingParams
 
 
 class Penalties:
-    """A logits processor of one call. `prompt_ids` and `mask` are [rows, width], padded on the left."""
+    """A logits processor of one call whose prompts are `width` tokens long, padding included."""
 
-    def __init__(self, params: SamplingParams, prompt_ids: Any, mask: Any) -> None:
+    def __init__(self, params: SamplingParams, width: int) -> None:
         self._params = params
-        self._prompt_ids = prompt_ids
-        self._mask = mask
-        self._width = prompt_ids.shape[1]
-        self._in_prompt: Any = None
+        self._width = width
+
+    @staticmethod
+    def are_asked(params: SamplingParams) -> bool:
+        return (params.frequency_penalty, params.presence_penalty) != (0, 0)
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         """`input_ids` is [rows, width + new], `scores` [rows, vocabulary]; gives the new scores."""
         import torch
 
-        params = self._params
         new = input_ids[:, self._width :]
         counts = torch.zeros_like(scores)
         counts.scatter_add_(1, new, torch.ones_like(new, dtype=scores.dtype))
-        if params.repetition_penalty != 1:
-            seen = (counts > 0) | self._prompt(scores)
-            factor = params.repetition_penalty
-            scores = torch.where(
-                seen, torch.where(scores > 0, scores / factor, scores * factor), scores
-            )
+        params = self._params
         return scores - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
-
-    def _prompt(self, scores: Any) -> Any:
-        """[rows, vocabulary]: which tokens the prompt has; made once."""
-        if self._in_prompt is None:
-            import torch
-
-            counts = torch.zeros_like(scores)
-            counts.scatter_add_(1, self._prompt_ids, self._mask.to(scores.dtype))
-            self._in_prompt = counts > 0
-        return self._in_prompt

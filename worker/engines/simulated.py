@@ -198,7 +198,7 @@ class SimulatedEngine:
 
     def _fitting(self, prompt: EnginePrompt, params: SamplingParams) -> SamplingParams:
         """As a real model: where prompt and answer do not fit together, the answer ends early."""
-
+        params = prompt.own(params)
         room = max(1, self._max_model_len - len(prompt.token_ids))
         if params.max_tokens <= room:
             return params

@@ -8,10 +8,31 @@ from shared.errors import InvalidRequest
 from shared.request import FinishReason
 from shared.sampling import SamplingParams
 from worker.engines.base import EngineError, EngineOutput
-from worker.engines.stop_tokens import Stops
+from worker.engines.stop_tokens import StopRules, Stops
 
 # vLLM reads -1 as "no seed", where to us it is a number like any other.
 NO_SEED, ITS_STAND_IN = -1, 2**32 - 1
+KEPT_PARAMS = 256
+
+
+def native_fields(params: SamplingParams, stops: Stops) -> dict[str, Any]:
+    """What vLLM is told of a request, in its own words: 0 is greedy, and a `top_k` that is off."""
+    return {
+        "max_tokens": params.max_tokens,
+        "min_tokens": params.min_tokens,
+        "stop": list(stops.strings),
+        "stop_token_ids": list(stops.ids),
+        "temperature": 0.0 if params.is_greedy else params.temperature,
+        "top_p": params.top_p,
+        "top_k": max(params.top_k, 0),
+        "repetition_penalty": params.repetition_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "presence_penalty": params.presence_penalty,
+        "skip_special_tokens": params.skip_special_tokens,
+        "logprobs": params.logprobs,
+        "seed": ITS_STAND_IN if params.seed == NO_SEED else params.seed,
+        "ignore_eos": params.ignore_eos,
+    }
 
 
 def native_params(params: SamplingParams, stops: Stops, stream: bool) -> Any:
@@ -19,24 +40,29 @@ def native_params(params: SamplingParams, stops: Stops, stream: bool) -> Any:
     from vllm.sampling_params import RequestOutputKind
 
     return Native(
-        max_tokens=params.max_tokens,
-        min_tokens=params.min_tokens,
-        stop=list(stops.strings),
-        stop_token_ids=list(stops.ids),
-        temperature=0.0 if params.is_greedy else params.temperature,
-        top_p=params.top_p,
-        top_k=max(params.top_k, 0),
-        repetition_penalty=params.repetition_penalty,
-        frequency_penalty=params.frequency_penalty,
-        presence_penalty=params.presence_penalty,
-        skip_special_tokens=params.skip_special_tokens,
-        logprobs=params.logprobs,
-        seed=ITS_STAND_IN if params.seed == NO_SEED else params.seed,
-        ignore_eos=params.ignore_eos,
+        **native_fields(params, stops),
         output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
         # Each request gets a shallow copy; what vLLM adds to the shared sets is the model's own, so equal for all.
         skip_clone=True,
     )
+
+
+class NativeParams:
+    """vLLM's parameter objects, one for all requests of a bucket, each with the stops that it was made of."""
+
+    def __init__(self, rules: StopRules) -> None:
+        self._rules = rules
+        self._kept: dict[tuple[SamplingParams, bool], tuple[Any, Stops]] = {}
+
+    def of(self, params: SamplingParams, stream: bool) -> tuple[Any, Stops]:
+        """Raises what vLLM's own checks say."""
+        key = (params, stream)
+        if key not in self._kept:
+            if len(self._kept) >= KEPT_PARAMS:
+                self._kept.clear()
+            stops = self._rules.stops(params)
+            self._kept[key] = native_params(params, stops, stream), stops
+        return self._kept[key]
 
 
 def piece_of(rid: str, output: Any, stops: Stops) -> EngineOutput:
