@@ -19,6 +19,7 @@ from shared.queue.producer import Producer
 from shared.settings import QueueSettings
 from shared.worker_info import WorkerInfo, WorkerState
 from tests.broker import Server
+from tests.queue.pair import FREE, Pair
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,13 +81,55 @@ async def test_a_worker_that_cannot_start_says_why_even_after_its_end(
 ) -> None:
     own = {"MODEL_DIR": str(tmp_path / "nothing"), "WORKER_ID": "failing"}
     async with worker(broker_url, queue_name, tmp_path / "log", **own) as process:
-        assert await process.end() == 3
+        await process.until(WorkerState.SETUP_FAILED)
+        assert await process.stop() == 3
         seen = await process.told()
     assert seen is not None
     assert seen.id == "failing"
     assert seen.state is WorkerState.SETUP_FAILED
     assert seen.reason is not None
     assert "MODEL_DIR" in seen.reason
+
+
+async def test_while_no_worker_can_start_requests_wait_and_those_with_a_deadline_end(
+    broker_url: str, queue_name: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "encoder"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["BertForMaskedLM"]}')
+    (folder / "model.safetensors").touch()
+    pair = Pair(broker_url, queue_name)
+    await pair.producer.start()
+    try:
+        patient, urgent = pair.req(), pair.req(queue_timeout_s=1.0)
+        await pair.producer.submit(patient, FREE)
+        async with worker(
+            broker_url, queue_name, tmp_path / "log", MODEL_DIR=str(folder)
+        ) as process:
+            seen = await process.until(WorkerState.SETUP_FAILED)
+            await pair.producer.submit(urgent, FREE, watch=True)
+            ended = await pair.producer.wait(urgent.id, 30.0)
+            await process.stop()
+        assert seen.reason is not None
+        assert "holds BertForMaskedLM, which is no language model" in seen.reason
+        assert ended.outcome.code == "expired"
+        [snapshot] = await pair.producer.snapshots([patient.id])
+        assert snapshot is not None
+        assert snapshot.outcome is None, "it waits on"
+    finally:
+        await pair.close()
+
+
+async def test_a_variable_without_a_purpose_is_said_to_have_none_once(
+    broker_url: str, queue_name: str, tmp_path: Path
+) -> None:
+    own = {"ENGINE": "simulated", "SERVE_VLLM_ENGINE": "v0", "DEBUG_NET": "1"}
+    async with worker(broker_url, queue_name, tmp_path / "log", **own) as process:
+        await process.until(WorkerState.READY)
+        assert await process.stop() == 0
+        said = process.said()
+    assert said.count("SERVE_VLLM_ENGINE has no effect: vLLM has one engine") == 1
+    assert said.count("DEBUG_NET has no effect") == 1
 
 
 async def test_a_broker_that_evicts_stops_the_start_for_good(
