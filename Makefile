@@ -23,7 +23,7 @@ logs: ## follow the logs of all parts
 	@if [ -x $(VENV)/python ]; then exec $(VENV)/python -m cli logs $(ARGS); else echo 'nothing is set up yet: run make up'; exit 1; fi
 
 test: install-dev ## run all tests; those with a real engine last
-	@$(VENV)/python -m pytest tests $(SLOW:%=--ignore=%) $(ARGS)
+	@$(VENV)/python -m pytest tests $(SLOW:%=--ignore=%) -n auto --maxprocesses=4 $(ARGS)
 	@$(VENV)/python -m pytest $(SLOW) $(ARGS)
 
 check: install-dev ## format, lint and types, as CI runs them

@@ -15,9 +15,9 @@ from api.deps import Services
 from api.settings import ApiSettings
 from api.wire import BoundedHttp
 from shared.errors import SettingsError
-from shared.log import set_up_logging
+from shared.log import hold_lines, set_up_logging
 from shared.open_files import raise_open_files
-from shared.settings import warn_unknown
+from shared.settings import unknown_names
 
 log = logging.getLogger("api")
 # After the waiting callers have been let go, their replies still have to leave.
@@ -55,6 +55,7 @@ def server_for(app: FastAPI, settings: ApiSettings) -> Server:
 
 
 def main() -> int:
+    hold_lines()
     try:
         settings = ApiSettings.load()
         set_up_logging(settings)
@@ -62,7 +63,8 @@ def main() -> int:
     except SettingsError as error:
         print(f"api: {error.message}", file=sys.stderr)
         return 2
-    warn_unknown()
+    for line in unknown_names():
+        log.warning("%s", line)
     raise_open_files()
     # The server stops in order and only then lets the signal through, to whoever had it before.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -23,7 +23,7 @@ class LetGo(Enum):
 async def hold(
     request: Request, producer: Producer, drain: Drain, rid: str, wait_s: float
 ) -> Answer | LetGo:
-    """Wait for a watched id, and stop watching it. Raises BrokerLost.
+    """Wait for a watched id, and stop watching it. Raises what `wait` raises, but for TimeoutError.
 
     The client's leaving is seen by `receive`, the only way in ASGI.
     """

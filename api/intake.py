@@ -319,10 +319,13 @@ def _check_size(param: str, value: Mapping[str, Any] | None) -> None:
     if not value:
         return
     try:
-        size = len(msgspec.msgpack.encode(value))
+        msgspec.msgpack.encode(value)  # as the queue keeps it
     except OverflowError:
         raise InvalidRequest(f"{param}: holds an integer of over 64 bits", param=param) from None
-    _require(size <= METADATA_BYTES, param, f"must be at most {METADATA_BYTES} bytes, got {size}")
+    size = len(msgspec.json.encode(value))
+    _require(
+        size <= METADATA_BYTES, param, f"must be at most {METADATA_BYTES} bytes of JSON, got {size}"
+    )
 
 
 def _last_user_text(messages: Sequence[Message] | None) -> str:

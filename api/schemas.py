@@ -132,6 +132,8 @@ def read_json(raw: bytes, content_type: str | None) -> Any:
 
     Raises Malformed; NaN, Infinity and half characters are named by their field.
     """
+    if not raw:
+        raise _no_body()
     media_type = (content_type or "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not (
         media_type.startswith("application/") and media_type.endswith("+json")
@@ -140,7 +142,7 @@ def read_json(raw: bytes, content_type: str | None) -> Any:
         message = "content-type: must be application/json"
         raise _malformed("content_type", ("header", "content-type"), message, "content-type")
     if not raw.strip():
-        raise _malformed("missing", ("body",), "body: must not be empty", "body")
+        raise _no_body()
     _check_structure(raw)
     try:
         return _decoder.decode(raw)
@@ -208,6 +210,12 @@ def _validated(model: type[Body], body: Any) -> Body:
 def _malformed(kind: str, loc: tuple[str | int, ...], message: str, param: str) -> Malformed:
     detail: list[dict[str, Any]] = [{"type": kind, "loc": loc, "msg": message, "input": None}]
     return Malformed(message, param=param, detail=detail)
+
+
+def _no_body() -> Malformed:
+    """FastAPI's own words for it."""
+    detail = {"type": "missing", "loc": ("body",), "msg": "Field required", "input": None}
+    return Malformed("body: must not be empty", param="body", detail=[detail])
 
 
 def _short(value: Any) -> Any:

@@ -2,7 +2,8 @@
 one worker and with two.
 
 Batch mode, real model, real processes, over HTTP, settings as they come: the answers' length is routed. Beside the
-figures it checks the reply: nothing is missing, nothing is blank without a word, and every answer is at its place.
+figures it checks that batch mode is what answers, and the reply: nothing is missing, nothing is blank without a
+word, and every answer is at its place. A service with API_KEYS is asked with the one in SLUICE_API_KEY.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import httpx
 
 from bench import figures, machine
 from bench.exam import Question, papers
+from bench.settings import api_key
 from bench.stack import StackError, model_folder, service, serving
 
 SIZES = (92, 358)
@@ -30,6 +32,8 @@ LIMIT_S = (
     360.0  # the first seed's contract: whole evaluation, whatever comes later counts for nothing
 )
 MARGIN_S = 30.0  # so that the service, which holds a caller as long, is the first to say that it is too late
+TOO_LATE = "wait_timeout"
+OFFLINE = "vllm_offline"  # the engine of batch mode
 ECHO_SHARE = 0.5  # a small model does not even copy a number each time
 SHOWN = 300  # characters of a reply that is no answer
 TOLD = 10  # faults in full
@@ -37,13 +41,16 @@ TOLD = 10  # faults in full
 
 @dataclass(frozen=True)
 class Reply:
-    """Of one list. `items` is what `GET /requests/{id}` tells of each afterwards."""
+    """Of one list. `items` is what `GET /requests/{id}` tells of each afterwards. One that came too late has no
+    answers, whatever its items tell.
+    """
 
     seconds: float
     response: Sequence[str]
     named: frozenset[int]
     """Places that `errors` names."""
     items: Sequence[Mapping[str, Any]]
+    is_late: bool = False
 
     @property
     def answered(self) -> int:
@@ -60,23 +67,39 @@ class Reply:
         )
 
 
-def ask(url: str, paper: Sequence[Question]) -> Reply:
-    """One POST. Raises StackError for a reply other than 200; the time is until its last byte."""
-    limits = httpx.Timeout(LIMIT_S + MARGIN_S)
-    with httpx.Client(base_url=url, timeout=limits, trust_env=False) as client:
-        body = {"prompt": [question.text for question in paper]}
-        began = time.perf_counter()
+def client_of(url: str) -> httpx.Client:
+    """Waits as long as the service does, and is known to it where it wants a key."""
+    key = api_key()
+    return httpx.Client(
+        base_url=url,
+        timeout=LIMIT_S + MARGIN_S,
+        trust_env=False,
+        headers={"authorization": f"Bearer {key}"} if key else {},
+    )
+
+
+def ask(client: httpx.Client, paper: Sequence[Question]) -> Reply:
+    """One POST; the time is until its last byte. Raises StackError for what is neither answers nor too late."""
+    body = {"prompt": [question.text for question in paper]}
+    began = time.perf_counter()
+    try:
         reply = client.post("/predict", json=body)
-        seconds = time.perf_counter() - began
-        if reply.status_code != httpx.codes.OK:
-            told = reply.text[:SHOWN]
-            raise StackError(f"/predict answered {reply.status_code} after {seconds:.0f} s: {told}")
-        shown = reply.json()
-        # A caller that names no id of its own is told the queue's, under which the list can be looked up.
-        known = client.get(f"/requests/{reply.headers['x-request-id']}")
-        known.raise_for_status()
-        named = frozenset(error["index"] for error in shown.get("errors", ()))
-        return Reply(seconds, shown["response"], named, known.json()["items"])
+    except httpx.ReadTimeout:
+        return Reply(time.perf_counter() - began, (), frozenset(), (), is_late=True)
+    seconds = time.perf_counter() - began
+    is_late = reply.status_code == httpx.codes.GATEWAY_TIMEOUT and TOO_LATE in reply.text
+    if not (is_late or reply.status_code == httpx.codes.OK):
+        told = reply.text[:SHOWN]
+        raise StackError(f"/predict answered {reply.status_code} after {seconds:.0f} s: {told}")
+    # A caller that names no id of its own is told the queue's, under which the list can be looked up.
+    known = client.get(f"/requests/{reply.headers['x-request-id']}")
+    known.raise_for_status()
+    items = known.json()["items"]
+    if is_late:
+        return Reply(seconds, (), frozenset(), items, is_late=True)
+    shown = reply.json()
+    named = frozenset(error["index"] for error in shown.get("errors", ()))
+    return Reply(seconds, shown["response"], named, items)
 
 
 def in_place(paper: Sequence[Question], response: Sequence[str]) -> int:
@@ -87,6 +110,10 @@ def in_place(paper: Sequence[Question], response: Sequence[str]) -> int:
 
 def faults(paper: Sequence[Question], reply: Reply) -> Iterator[str]:
     """What the reply breaks of the contract, a line each."""
+    if reply.is_late:
+        done = sum(bool(item.get("text")) for item in reply.items)
+        yield f"no reply in time, after {reply.seconds:.0f} s; under its id {done} answers are there"
+        return
     if len(reply.response) != len(paper):
         yield f"{len(reply.response)} answers to {len(paper)} questions"
     if [item["index"] for item in reply.items] != list(range(len(paper))):
@@ -111,7 +138,8 @@ def shown(prefix: str, paper: Sequence[Question], reply: Reply) -> Iterator[figu
     for line in found[:TOLD]:
         figures.note(f"{prefix}: {line}")
     n_echoes = sum(question.echo is not None for question in paper)
-    yield figures.at_most(f"{prefix}.seconds", reply.seconds, "s", LIMIT_S)
+    within = figures.at_most(f"{prefix}.seconds", reply.seconds, "s", LIMIT_S)
+    yield replace(within, ok=False) if reply.is_late else within
     yield figures.at_least(f"{prefix}.answered", reply.answered, "answers", len(paper))
     yield figures.at_most(f"{prefix}.faults", len(found), "faults", 0)
     yield figures.at_least(
@@ -127,25 +155,45 @@ def shown(prefix: str, paper: Sequence[Question], reply: Reply) -> Iterator[figu
     )
 
 
-def measure(url: str, sizes: Sequence[int]) -> bool:
-    """Against a service that is there. False where a target is missed."""
-    workers = serving(url)
-    if not workers:
-        raise StackError(f"no worker takes requests at {url}")
-    engines = ", ".join(sorted({worker["engine"] for worker in workers}))
-    count = f"{len(workers)}_worker{'s' if len(workers) > 1 else ''}"
-    all_met = True
-    for size, paper in zip(sizes, papers(sizes), strict=True):
-        figures.note(f"{size} questions in one call, {count.replace('_', ' ')} with {engines}")
-        reply = ask(url, paper)
-        all_met = figures.show(shown(f"seed.{count}.{size}", paper, reply)) and all_met
-        shares = Counter(str(item.get("worker")) for item in reply.items)
-        figures.note("answered by " + ", ".join(f"{name}: {n}" for name, n in shares.items()))
+def mode_faults(status: object, engines: Sequence[str], expected: str) -> Iterator[str]:
+    """Where it is not batch mode, or not the engine that it should be, a line each."""
+    if status != "batch":
+        yield f"GET / says {status!r}, not 'batch'"
+    for engine in engines:
+        if engine != expected:
+            yield f"a worker runs {engine}, not {expected}"
+
+
+def measure(url: str, sizes: Sequence[int], expected: str) -> bool:
+    """Against a service that is there, whose workers should run the engine `expected`. False where a target is
+    missed.
+    """
+    with client_of(url) as client:
+        workers = serving(url)
+        if not workers:
+            raise StackError(f"no worker takes requests at {url}")
+        engines = [worker["engine"] for worker in workers]
+        count = f"{len(workers)}_worker{'s' if len(workers) > 1 else ''}"
+        wrong = list(mode_faults(client.get("/").json().get("status"), engines, expected))
+        for line in wrong:
+            figures.note(f"seed.{count}: {line}")
+        all_met = figures.show(
+            [figures.at_most(f"seed.{count}.mode_faults", len(wrong), "faults", 0)]
+        )
+        told = f"{count.replace('_', ' ')} with {', '.join(sorted(set(engines)))}"
+        for size, paper in zip(sizes, papers(sizes), strict=True):
+            figures.note(f"{size} questions in one call, {told}")
+            reply = ask(client, paper)
+            all_met = figures.show(shown(f"seed.{count}.{size}", paper, reply)) and all_met
+            shares = Counter(str(item.get("worker")) for item in reply.items)
+            figures.note("answered by " + ", ".join(f"{name}: {n}" for name, n in shares.items()))
     return all_met
 
 
 def run(counts: Sequence[int], sizes: Sequence[int], engine: str, folder: Path) -> bool:
-    """A fresh service for each count of workers, so that none finds what another one has cached."""
+    """A fresh service for each count of workers, so that none finds what another one has cached. `engine` is what
+    batch mode chooses where it is blank.
+    """
     own = {"BATCH_MODE": "1", "ENGINE": engine}
     if engine != "simulated":
         own["MODEL_DIR"] = str(model_folder())
@@ -153,7 +201,7 @@ def run(counts: Sequence[int], sizes: Sequence[int], engine: str, folder: Path) 
     for count in counts:
         figures.note(f"starting the service, workers: {count}")
         with service(folder / str(count), own, workers=count) as stack:
-            all_met = measure(stack.url, sizes) and all_met
+            all_met = measure(stack.url, sizes, engine or OFFLINE) and all_met
     return all_met
 
 
@@ -165,11 +213,14 @@ def main() -> int:
         help="the 92 alone, with one worker unless --workers is given",
     )
     parser.add_argument("--workers", type=int, nargs="+", metavar="N", help="default: 1 2")
-    parser.add_argument("--engine", help="default: what BATCH_MODE=1 chooses")
+    parser.add_argument(
+        "--engine",
+        help=f"to run, or at --url to expect; default: what BATCH_MODE=1 chooses, {OFFLINE}",
+    )
     parser.add_argument("--url", help="ask the service that is there instead of starting one")
     options = parser.parse_args()
-    if options.url and (options.workers or options.engine):
-        parser.error("--url: a service that is there has its workers and its engine")
+    if options.url and options.workers:
+        parser.error("--url: a service that is there has its workers")
     if min(options.workers or WORKERS) < 1:
         parser.error("--workers: must be at least 1")
     sizes = QUICK_SIZES if options.quick else SIZES
@@ -178,7 +229,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         try:
             if options.url:
-                is_met = measure(options.url.rstrip("/"), sizes)
+                url = options.url.rstrip("/")
+                is_met = measure(url, sizes, options.engine or OFFLINE)
             else:
                 is_met = run(counts, sizes, options.engine or "", Path(folder))
             return 0 if is_met else 1

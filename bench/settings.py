@@ -24,3 +24,8 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
     """`own` stands over everything. The checkout is found from any working directory."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
     return {**os.environ, **dict.fromkeys(ABSENT, ""), "PYTHONPATH": path, **own}
+
+
+def api_key() -> str | None:
+    """With which a service that is there is asked: one of its API_KEYS, as in the examples."""
+    return os.environ.get("SLUICE_API_KEY") or None

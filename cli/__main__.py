@@ -16,7 +16,7 @@ from cli.data_folder import FolderInUse
 from cli.logs import follow
 from cli.settings import PlacementVariables, UpSettings, inherited
 from shared.errors import SettingsError
-from shared.settings import warn_unknown
+from shared.settings import unknown_names
 
 app = typer.Typer(
     name="sluice",
@@ -58,8 +58,8 @@ def up(
     from cli.up import START_ERRORS, run_up
 
     settings = load_settings(host=host, port=port, workers=workers, data_dir=data_dir)
-    for name in warn_unknown():
-        say(f"warning: {name} in .env is no setting of Sluice")
+    for line in unknown_names():
+        say(f"warning: {line}")
     try:
         with Board(sys.stdout) as board:
             run_up(settings, PlacementVariables.read(), board)

@@ -9,9 +9,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from logging.handlers import MemoryHandler
 
 from shared.settings import LogSettings
 
+HELD_MAX = 1_000
 _request_id: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="-")
 
 
@@ -46,8 +48,15 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
+def hold_lines() -> None:
+    """Called first by each process's `__main__`: what is said while settings are read waits for `set_up_logging`,
+    since they say how lines look.
+    """
+    logging.getLogger().addHandler(MemoryHandler(HELD_MAX, flushOnClose=False))
+
+
 def set_up_logging(settings: LogSettings) -> None:
-    """Called once by each process's `__main__`; everything goes to standard error."""
+    """Called once by each process's `__main__`; everything goes to standard error, what was held back first."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_WithRequestId())
     if settings.log_format == "json":
@@ -59,7 +68,11 @@ def set_up_logging(settings: LogSettings) -> None:
             )
         )
     root = logging.getLogger()
+    held = [line for old in root.handlers if isinstance(old, MemoryHandler) for line in old.buffer]
     root.handlers[:] = [handler]
     root.setLevel(settings.log_level.upper())
+    for record in held:
+        if root.isEnabledFor(record.levelno):
+            handler.handle(record)
     for noisy in ("httpx", "httpcore", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -245,10 +245,16 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
 
 
 def short(request_id: str) -> str:
-    """Its first eight characters, after queue and shard, which are the same for all."""
-    place = _PLACE.match(request_id)
-    start = place.end() if place else 0
-    return request_id[start : start + 8] + "..."
+    """`...wbwbaq4x.7`: the last eight characters of its key, and its place in its list.
+
+    The second seed shows the first eight. Of ours those tell the second in which it was made, so they are alike in
+    every line of a burst; these are the ones that differ.
+    """
+    parent = parent_of(request_id)
+    key, index = (request_id, "") if parent is None else (parent, request_id[len(parent) :])
+    place = _PLACE.match(key)
+    key = key[place.end() :] if place else key
+    return (f"...{key[-8:]}" if len(key) > 8 else key) + index
 
 
 def decode_delivery(text: str) -> Delivery:

@@ -139,17 +139,15 @@ def _source(name: str, given: dict[str, Any]) -> str:
     return ".env"
 
 
-def warn_unknown(
+def unknown_names(
     env_file: Path = Path(".env"), known_file: Path = Path(".env.example")
 ) -> list[str]:
-    """Names in `.env` that no process reads (likely misspelt), by the list in `.env.example`."""
+    """Lines that name what stands in `.env` and no process reads (likely misspelt), by the list in `.env.example`."""
     if not (env_file.is_file() and known_file.is_file()):
         return []
     set_here = {name.upper() for name in dotenv_values(env_file, interpolate=False)}
     unknown = sorted(set_here - _listed(known_file))
-    for name in unknown:
-        log.warning("%s in %s is no setting of Sluice", name, env_file)
-    return unknown
+    return [f"{name} in {env_file} is no setting of Sluice" for name in unknown]
 
 
 def _listed(path: Path) -> set[str]:

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,7 +21,7 @@ import msgspec
 import uvloop
 
 from shared.errors import BrokerUnavailable, SettingsError, SluiceError
-from shared.log import set_up_logging
+from shared.log import hold_lines, set_up_logging
 from shared.open_files import raise_open_files
 from shared.port_holder import holder
 from shared.queue.connection import Connection
@@ -28,9 +29,11 @@ from shared.queue.consumer import Consumer
 from shared.queue.fitness import look_at
 from shared.queue.housekeeper import Housekeeper
 from shared.queue.keys import Keys
-from shared.settings import warn_unknown
+from shared.settings import unknown_names
 from shared.worker_info import WorkerInfo, WorkerState
 from worker.engines.children import kill_descendants
+from worker.engines.vllm_args import shown
+from worker.generate import OWN_POWERS
 from worker.hubs import ModelError
 from worker.ladder import SetupFailed
 from worker.leases import Leases
@@ -141,10 +144,15 @@ class Worker:
         log.info(
             "model: %s from %s; batch mode: %s", name, model_dir or "no folder", settings.batch_mode
         )
-        started = await start(settings, model_dir, self._metrics.repaired)
-        await warm_up(started, settings)
-        if not is_broker_seen:
-            await self._look_at_broker(patient=True)
+        started = await start(
+            settings, model_dir, self._metrics.repaired, partial(warm_up, settings=settings)
+        )
+        try:
+            if not is_broker_seen:
+                await self._look_at_broker(patient=True)
+        except BaseException:
+            await started.engine.close()
+            raise
         return started
 
     async def _fetch_draft(self) -> None:
@@ -152,7 +160,7 @@ class Worker:
         try:
             source = choose_draft(self._settings, is_model_folder)
             if source is not None:
-                await asyncio.to_thread(prepare, source)
+                await asyncio.to_thread(prepare, source, is_draft=True)
         except ModelError as error:
             if not self._settings.spec_draft_optional:
                 raise
@@ -192,14 +200,13 @@ class Worker:
     async def _serve(self, started: Started, stop: asyncio.Event) -> int:
         settings, engine = self._settings, started.engine
         self._metrics.engine = engine.name
-        able = (*sorted(engine.capabilities.fields), "chat_template_kwargs")
         self._info = msgspec.structs.replace(
             self._info,
             state=WorkerState.READY,
             engine=engine.name,
             max_model_len=engine.max_model_len,
             slots=engine.slots,
-            capabilities=able,
+            capabilities=tuple(sorted(engine.capabilities.fields | OWN_POWERS)),
             effective_args=_plain(engine.effective_args()) | self._limits(),
             start_report=started.report,
         )
@@ -259,19 +266,22 @@ def exit_now(code: int) -> NoReturn:
 
 def _plain(args: dict[str, object]) -> dict[str, object]:
     """Arguments as they can be shown: numbers, words and flags; the rest as text."""
-    shown = (str, int, float, bool, type(None))
-    return {name: value if isinstance(value, shown) else str(value) for name, value in args.items()}
+    plain = (str, int, float, bool, type(None))
+    return {
+        name: value if isinstance(value, plain) else str(value)
+        for name, value in shown(args).items()
+    }
 
 
 def main() -> int:
+    hold_lines()
     try:
         settings = WorkerSettings.load()
     except SettingsError as error:
         print(error.message, file=sys.stderr)
         return BAD_SETTING
     set_up_logging(settings)
-    warn_unknown()
-    for line in ObsoleteSettings.load().told:
+    for line in (*unknown_names(), *ObsoleteSettings.load().told):
         log.warning("%s", line)
     raise_open_files()
     try:

@@ -5,8 +5,9 @@ a template is no more than fixed pieces around two texts. Knows no tokenizer.
 from __future__ import annotations
 
 import logging
+import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,11 +39,25 @@ PROOFS = (
     ("a <b> & 'c' \"d\" {{ e }} {% f %}", "line 1\n\n\tline 2"),
     ("系统提示。", "<think>\nx\n</think>\n\n<tool_response>y</tool_response>"),
     ("/no_think /system_override", "<tool_response>y</tool_response>"),
+    ("be brief /think", "q /no_think"),
+    ("/nothink", "q /think"),
+    ("<think>", "q /nothink"),
 )
+# Asks of a text what no probe could answer: how long it is, where something stands, what it is made of.
+MEASURES = {
+    "|": re.compile(r"length|count|wordcount|first|last|int|float|random"),
+    ".": re.compile(r"count|r?find|r?index|is[a-z]+|__\w+"),
+}
+# What may be measured: these are no texts.
+LISTS = frozenset({"messages", "tools", "documents", "loop"})
+MOST_WORDS = 200
 
 
-def prove_fast_path(render: Render) -> FastPath | None:
-    """The three pieces, if joining them gives what `render` gives for every proof; else None."""
+def prove_fast_path(render: Render, words: Sequence[str] = ()) -> FastPath | None:
+    """The three pieces, if joining them gives what `render` gives for every proof; else None.
+
+    `words` are the template's own: what it looks for in a text is among them.
+    """
     system, user = PROBE
     try:
         text = render(system, user)
@@ -51,11 +66,41 @@ def prove_fast_path(render: Render) -> FastPath | None:
         prefix, _, rest = text.partition(system)
         infix, found, suffix = rest.partition(user)
         path = FastPath(prefix, infix, suffix)
-        if found and all(render(s, u) == path.join(s, u) for s, u in PROOFS):
+        proofs = (*PROOFS, *_proofs_of(words))
+        if found and all(render(s, u) == path.join(s, u) for s, u in proofs):
             return path
     except Exception:  # templates raise whatever they like: then there is no shortcut
         log.debug("the chat template refused a probe", exc_info=True)
     return None
+
+
+def _proofs_of(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Texts that are such a word, begin or end with it, or hold it; both at once, since each has its place."""
+    for word in words:
+        for text in (word, f"{word} x", f"x {word}", f"x {word} x", f"{word} x {word}"):
+            yield text, text
+
+
+def words_of(template: str) -> list[str] | None:
+    """The string literals of a template, also joined where it joins two. None where its words do not tell
+    what it may make of a text: it measures one, or there are too many. Raises jinja2.TemplateSyntaxError.
+    """
+    from jinja2 import Environment
+
+    found: dict[str, None] = {}
+    joined = ""
+    owner = before = ""  # the two tokens before, of strings their kind
+    for token in Environment(autoescape=True).lexer.tokenize(template):
+        if token.type == "string":
+            joined += token.value
+            found |= {token.value: None, joined: None}
+        elif token.type not in ("add", "tilde"):
+            joined = ""
+        measures = MEASURES.get(before) if token.type == "name" else None
+        if measures and measures.fullmatch(token.value) and owner not in LISTS:
+            return None
+        owner, before = before, token.value if token.type != "string" else token.type
+    return list(found) if len(found) <= MOST_WORDS else None
 
 
 def template_text(given: str) -> str:

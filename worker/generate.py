@@ -26,6 +26,8 @@ from worker.think import Thinking
 
 log = logging.getLogger(__name__)
 ABORT_AGAIN_S = 1.0
+# What a request may ask for and the worker itself does, whatever its engine.
+OWN_POWERS = frozenset({"echo", "chat_template_kwargs"})
 
 
 class Prompts(Protocol):
@@ -230,6 +232,7 @@ class Generator:
 
     async def _conclude(self, run: Running, piece: EngineOutput) -> None:
         grant = run.item.grant
+        await run.count_reasoning()
         report = self._report(run, piece.finish_reason, piece.stop_reason)
         is_cut = piece.finish_reason is FinishReason.abort
         if run.stop is Stop.LOST and (is_cut or piece.error is not None):
@@ -336,9 +339,8 @@ def lacking(params: SamplingParams, able: frozenset[str]) -> str | None:
 
 
 _OF_CHANCE = frozenset({"top_p", "top_k", "seed"})
-_OURS = ("max_tokens", "echo")
 _ASKS_NOTHING: dict[str, object] = {
     name: value
     for name, value in msgspec.structs.asdict(SamplingParams(max_tokens=1, min_tokens=0)).items()
-    if name not in _OURS
+    if name != "max_tokens" and name not in OWN_POWERS
 }

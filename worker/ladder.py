@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from shared.errors import EngineError
 from shared.worker_info import StartStep
@@ -57,7 +57,7 @@ async def climb(
             except Exception as error:
                 report.append(step_of(kind, began, error))
                 log.error("%s: %s", kind, report[-1].error)
-                found = next_repair(arguments, error, machine, used)
+                found = _repair(arguments, error, machine, used)
             else:
                 report.append(step_of(kind, began))
                 log.info("%s started in %.1f s", kind, report[-1].seconds)
@@ -72,6 +72,17 @@ async def climb(
             used, arguments = used | {name}, changed
     tried = "; ".join(f"{step.name}: {step.error}" for step in report if step.error)
     raise SetupFailed(f"no engine could be started ({tried})", report)
+
+
+def _repair(
+    arguments: Arguments, error: BaseException, machine: Machine, used: frozenset[str]
+) -> tuple[str, dict[str, Any]] | None:
+    """Arguments may hold whatever an operator wrote; a step that chokes on them has nothing to offer."""
+    try:
+        return next_repair(arguments, error, machine, used)
+    except Exception:
+        log.exception("a repair failed")
+        return None
 
 
 def step_of(name: str, began: float, error: Exception | None = None) -> StartStep:

@@ -24,7 +24,7 @@ from pathlib import Path
 from shared.errors import SettingsError
 from worker.hubs import HubModel, ModelError, fetch
 from worker.progress import Progress, quiet, say
-from worker.settings import NGRAM, EngineSettings, ModelSettings
+from worker.settings import WITH_DRAFT, EngineSettings, ModelSettings
 
 DEFAULT_MODEL_ID = "YukinoStuki/Qwen3-4B-Plus-LLM"  # looked for in ./model, never fetched unasked
 DEMO_NAME = "SmolLM2-135M-Instruct"
@@ -33,11 +33,28 @@ DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEMO_NOTICE = "demo model, English only; set MODEL_ID for real use"
 CHATML_MARK = "<|im_start|>"
 WEIGHTS = ("*.safetensors", "*.bin")
-# Architectures that read text and write none; what a bare `…Model` gives is vectors, but for `…Chat…Model`.
-NO_WRITER = re.compile(
+VLLM = ("vllm_async", "vllm_offline")
+# Heads that write no text.
+OTHER_HEADS = re.compile(
     r"For(MaskedLM|PreTraining|NextSentencePrediction|SequenceClassification|TokenClassification"
     r"|QuestionAnswering|MultipleChoice|ImageClassification|CTC|AudioClassification)$"
-    r"|^(?!.*(Chat|LMHead)).*Model$"
+)
+# A bare `…Model` of these gives vectors; of others it may be anything.
+ENCODERS = frozenset(
+    {
+        *(
+            "albert",
+            "bert",
+            "camembert",
+            "deberta",
+            "deberta-v2",
+            "distilbert",
+            "electra",
+            "modernbert",
+        ),
+        *("mpnet", "nomic_bert", "roberta", "xlm-roberta", "clip", "siglip", "vit", "dinov2"),
+        *("hubert", "wav2vec2"),
+    }
 )
 
 
@@ -98,8 +115,9 @@ def choose_draft(
 ) -> HubModel | None:
     """The smaller model of speculative decoding where it is to be fetched; None where there is nothing to do."""
     model_id = settings.spec_draft_model_id
-    is_wanted = settings.enable_speculative_decoding and settings.spec_method != NGRAM
-    if not is_wanted or settings.spec_draft_model_dir is not None or model_id is None:
+    is_wanted = settings.enable_speculative_decoding and settings.engine in (None, *VLLM)
+    has_method = settings.spec_method in WITH_DRAFT
+    if not (is_wanted and has_method) or settings.spec_draft_model_dir or model_id is None:
         return None
     if not is_model_id(model_id):
         raise ModelError(f"SPEC_DRAFT_MODEL_ID={model_id!r} is not a model's name like org/name")
@@ -135,7 +153,12 @@ def check_writes_text(path: Path) -> None:
         raise ModelError(f"{path}: config.json cannot be read: {error}") from error
     kinds = config.get("architectures") if isinstance(config, dict) else None
     named = [kind for kind in kinds or () if isinstance(kind, str)]
-    if named and all(NO_WRITER.search(kind) for kind in named):
+    is_encoder = isinstance(config, dict) and config.get("model_type") in ENCODERS
+
+    def writes_none(kind: str) -> bool:
+        return bool(OTHER_HEADS.search(kind)) or (is_encoder and kind.endswith("Model"))
+
+    if named and all(writes_none(kind) for kind in named):
         raise ModelError(
             f"{path} holds {', '.join(named)}, which is no language model: it writes no text "
             "(an architecture such as LlamaForCausalLM is wanted)"
@@ -156,16 +179,21 @@ def cache_folder(settings: ModelSettings) -> Path:
     return shared
 
 
-def prepare(source: ModelSource) -> Path:
-    """Makes the source into a folder that an engine can load, and returns it. Raises `ModelError`."""
+def prepare(source: ModelSource, *, is_draft: bool = False) -> Path:
+    """Makes the source into a folder that an engine can load, and returns it. Raises `ModelError`.
+
+    A draft model may be of any kind: some are heads alone.
+    """
     try:
         if isinstance(source, LocalModel):
-            check_writes_text(source.path)
+            if not is_draft:
+                check_writes_text(source.path)
             return source.path
         with made_at(source.path, refresh=isinstance(source, HubModel)) as fresh:
             if fresh is not None:
                 fetch(source, fresh) if isinstance(source, HubModel) else dequantise(fresh)
-        check_writes_text(source.path)
+        if not is_draft:
+            check_writes_text(source.path)
     except OSError as error:
         raise ModelError(f"{source.path}: {error}") from error
     return source.path

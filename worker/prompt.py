@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from shared.errors import EngineError, InvalidRequest, PromptTooLong, SettingsError
 from shared.request import Message, Req
-from worker.chat_template import PROBE, FastPath, prove_fast_path, template_text
+from worker.chat_template import PROBE, FastPath, prove_fast_path, template_text, words_of
 from worker.engines.base import EnginePrompt
 from worker.think import PLAIN, Tags, Thinking
 
@@ -62,6 +62,12 @@ def fast_path_of(tokenizer: Tokenizer, arguments: Mapping[str, Any]) -> FastPath
         return None
     if "strftime_now" in template:
         return None
+    try:
+        words = words_of(template)
+    except Exception:  # what cannot be read says nothing
+        words = None
+    if words is None:
+        return None
     from transformers import PreTrainedTokenizerBase
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -81,7 +87,7 @@ def fast_path_of(tokenizer: Tokenizer, arguments: Mapping[str, Any]) -> FastPath
         )
         return f"{rendered[0]}{end}"
 
-    return prove_fast_path(render)
+    return prove_fast_path(render, words)
 
 
 def read_chat_template(given: str | None) -> str | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+INT_MAX = 2**31 - 1
 AUTO_LENGTH = -1  # vLLM: the model's own length, or what the memory for keys and values allows
 Arguments = Mapping[str, Any]
 
@@ -28,6 +29,8 @@ class Machine:
 
     has_metax: bool = False
     safe_max_model_len: int = 38_400
+    model_len: int | None = None
+    """The model's own length, where its configuration tells."""
 
 
 class Step(Protocol):
@@ -109,19 +112,26 @@ def eager(arguments: Arguments, error: BaseException, machine: Machine) -> dict[
 def max_model_len(
     arguments: Arguments, error: BaseException, machine: Machine
 ) -> dict[str, Any] | None:
-    """Never raises a length. What vLLM says that fits, or that the model has, stands over the constant."""
+    """Never a longer one. What vLLM says that fits, or that the model has, stands over the constant; where it
+    says that nothing fits, no length helps.
+    """
     # The outermost words alone: vLLM's generic failure is beneath every error of its engine process.
     text = str(error)
     wanted = estimated_max_len(error)
-    derived = _DERIVED.search(text)
-    if wanted is None and derived:
-        wanted = int(derived[1])
-    if wanted is None and any(words in text for words in _NO_MEMORY):
-        wanted = machine.safe_max_model_len
+    if wanted is None and not _says_an_estimate(error):
+        derived = _DERIVED.search(text)
+        if derived:
+            wanted = int(derived[1])
+        elif any(words in text for words in _NO_MEMORY):
+            wanted = min(machine.safe_max_model_len, machine.model_len or INT_MAX)
     given = arguments.get("max_model_len", AUTO_LENGTH)
-    if wanted is None or wanted < 1 or 0 < given <= wanted:
+    if wanted is None or wanted < 1 or (type(given) is int and 0 < given <= wanted):
         return None
     return {**arguments, "max_model_len": wanted}
+
+
+def _says_an_estimate(error: BaseException) -> bool:
+    return any(_ESTIMATE.search(str(each)) for each in chain(error))
 
 
 # In the order in which they are tried; the first that offers something is taken, each once for an engine.

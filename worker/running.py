@@ -12,6 +12,7 @@ from enum import Enum, auto
 from shared.request import Body, FinishReason, Report, Req, Usage
 from worker.batcher import Item, MicroBatch
 from worker.engines.base import EngineOutput, EnginePrompt
+from worker.prompt import LONG_CHARS
 from worker.think import Answer, Thinking
 
 
@@ -35,6 +36,7 @@ class Running:
         "is_ending",
         "is_in_engine",
         "item",
+        "n_reasoning",
         "prompt",
         "started_at",
         "stop",
@@ -62,6 +64,7 @@ class Running:
         self.text: list[str] = []
         self.ids: list[int] = []
         self.cached = 0
+        self.n_reasoning = 0
         self.first_token_s: float | None = None
 
     def take(self, piece: EngineOutput) -> None:
@@ -70,6 +73,16 @@ class Running:
         self.cached = piece.cached_tokens or self.cached
         if self.first_token_s is None:
             self.first_token_s = piece.first_token_s
+
+    async def count_reasoning(self) -> None:
+        """How many tokens of what came is reasoning; of a long text in a thread, as a long prompt's are."""
+        if not self.ids:
+            return
+        answer, n_tokens = self._answer(), len(self.ids)
+        if len(answer.spent) < LONG_CHARS:
+            self.n_reasoning = self.thinking.tokens(answer, n_tokens)
+        else:
+            self.n_reasoning = await asyncio.to_thread(self.thinking.tokens, answer, n_tokens)
 
     def body(self, piece: EngineOutput) -> Body:
         answer = self._answer()
@@ -84,12 +97,10 @@ class Running:
     def report(
         self, engine: str, finish_reason: FinishReason | None, stop_reason: str | int | None
     ) -> Report:
-        n_tokens = len(self.ids)
-        n_reasoning = self.thinking.tokens(self._answer(), n_tokens) if n_tokens else 0
         return Report(
             finish_reason=finish_reason,
             stop_reason=stop_reason,
-            usage=Usage(len(self.prompt.token_ids), n_tokens, self.cached, n_reasoning),
+            usage=Usage(len(self.prompt.token_ids), len(self.ids), self.cached, self.n_reasoning),
             inference_s=time.monotonic() - self.started_at,
             first_token_s=self.first_token_s,
             batch_id=self.batch.id,

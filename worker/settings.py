@@ -18,6 +18,8 @@ SEVERAL = 65_536
 MOST_SAMPLES = 8_192
 DTYPE_NAMES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 DRAFT, NGRAM = "draft_model", "ngram"
+# Ways of speculation that ask a smaller model of its own; the others need no folder.
+WITH_DRAFT = frozenset({DRAFT, "eagle", "eagle3", "medusa", "mlp_speculator", "dflash", "dspark"})
 # Variables of the first seed whose purpose is gone, and why. They are taken, and said once at the start.
 OBSOLETE = {
     "SERVE_VLLM_ENGINE": "vLLM has one engine; ENGINE chooses among all that there are",
@@ -64,7 +66,7 @@ def _object(value: Any) -> Any:
         return value
     try:
         read = json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"must be a JSON object: {error}") from None
     if not isinstance(read, dict):
         raise ValueError('must be a JSON object such as {"max_num_seqs": 64}')
@@ -162,7 +164,7 @@ class EngineSettings(ModelSettings):
     tensor_parallel_size: Positive = 1
     pipeline_parallel_size: Positive = 1
     trust_remote_code: bool = False
-    engine_args: Annotated[dict[str, Any], BeforeValidator(_object)] = Field({})
+    engine_args: Annotated[dict[str, Any], BeforeValidator(_object)] = Field({}, repr=False)
     batch_mode: bool = seed(False)
     vllm_batch_use_llm: bool = seed(True)
     batch_concurrency: int = seed(320, clamp=(1, SEVERAL))

@@ -9,7 +9,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from worker.settings import NGRAM, EngineSettings
+from shared.errors import SettingsError
+from worker.settings import NGRAM, WITH_DRAFT, EngineSettings
 
 log = logging.getLogger(__name__)
 
@@ -17,26 +18,29 @@ log = logging.getLogger(__name__)
 def speculative_config(settings: EngineSettings, root: Path = Path(".")) -> dict[str, Any] | None:
     """vLLM's `speculative_config`; None where nothing is to be guessed, or the draft model is not there.
 
-    Every SPEC_METHOD but `ngram` wants the draft model's folder, and is passed on as it is written:
-    vLLM has more methods than the seed knew (`eagle`, `suffix`, …), and checks the name itself.
+    A method is passed on as it is written: vLLM has more than the seed knew, and checks the name itself.
+    Raises SettingsError for a missing draft model that SPEC_DRAFT_OPTIONAL=0 makes a must.
     """
     if not settings.enable_speculative_decoding:
         return None
+    method = settings.spec_method
     config: dict[str, Any] = {
-        "method": settings.spec_method,
+        "method": method,
         "num_speculative_tokens": settings.spec_num_speculative_tokens,
     }
-    if settings.spec_method == NGRAM:
+    if method.startswith(NGRAM):
         most = settings.spec_ngram_lookup_max
         config["prompt_lookup_max"] = most
         config["prompt_lookup_min"] = min(settings.spec_ngram_lookup_min, most)
         return config
     folder = _draft_folder(settings, root)
+    if folder is None and method not in WITH_DRAFT:
+        return config
     if folder is None or not folder.is_dir():
-        log.warning(
-            "speculation is off: %s",
-            "set SPEC_DRAFT_MODEL_DIR" if folder is None else f"there is no folder {folder}",
-        )
+        why = "set SPEC_DRAFT_MODEL_DIR" if folder is None else f"there is no folder {folder}"
+        if not settings.spec_draft_optional:
+            raise SettingsError(f"SPEC_DRAFT_OPTIONAL=0: {why}")
+        log.warning("speculation is off: %s", why)
         return None
     config["model"] = str(folder)
     if settings.spec_draft_max_model_len is not None:

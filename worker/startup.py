@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shared.errors import SettingsError
 from shared.worker_info import StartStep
 from worker.engine_choice import Facts, engines_to_try
 from worker.engines import make
 from worker.engines.base import Engine
 from worker.engines.devices import torch_device
 from worker.engines.simulated import SimulatedTokenizer
-from worker.engines.vllm_args import engine_arguments, known_arguments
+from worker.engines.vllm_args import engine_arguments, known_arguments, shown
 from worker.environment import (
     OFFLINE,
     engine_environment,
@@ -30,7 +32,6 @@ from worker.environment import (
 from worker.generate import Prompts
 from worker.ladder import SetupFailed, climb, step_of
 from worker.prompt import Prompts as ModelPrompts
-from worker.prompt import read_chat_template
 from worker.repairs import Arguments, Machine
 from worker.settings import EngineSettings, inherited
 from worker.think import Tags
@@ -59,12 +60,21 @@ def find_facts() -> Facts:
     return Facts(has_vllm=has_vllm, has_compiler=compilers or not gpu, has_gpu=gpu)
 
 
+Warm = Callable[["Started"], Awaitable[None]]
+
+
+async def _cold(started: Started) -> None:
+    """Serves as it is."""
+
+
 async def start(
     settings: EngineSettings,
     model_dir: Path | None,
     on_repair: Callable[[str], None] = lambda name: None,
+    warm: Warm = _cold,
 ) -> Started:
-    """The first engine that starts. Raises SetupFailed with one line that says why none did.
+    """The first engine that starts and comes through `warm`. Raises SetupFailed with one line that says why
+    none did, SettingsError where a setting is at fault.
 
     The model is there, so from here on nothing is fetched. `on_repair` is told each repair by name.
     """
@@ -74,9 +84,6 @@ async def start(
         settings, inherited(), openmp=openmp_library(), has_metax=has_metax
     )
     write_environment({**changes, **OFFLINE})
-    if model_dir is not None:
-        # Before the engine, which takes a minute: a template that cannot be used stops the start.
-        await asyncio.to_thread(read_chat_template, settings.chat_template)
     facts = Facts(has_vllm=False, has_compiler=True, has_gpu=False)
     if settings.engine is None:
         facts = await asyncio.to_thread(find_facts)
@@ -89,6 +96,8 @@ async def start(
                 log.warning("%s has an effect on MetaX devices only", name.upper())
     kinds = engines_to_try(settings, facts)
     report: list[StartStep] = []
+    # Before the engines, which take a minute: none would fare better with a folder that is at fault here.
+    prompts = await _load_prompts(kinds, settings, model_dir, report)
     arguments: Arguments = {}
     if model_dir is not None and any(kind.startswith("vllm") for kind in kinds):
         arguments = await asyncio.to_thread(_arguments, settings, model_dir, has_metax, report)
@@ -97,24 +106,56 @@ async def start(
         engine = make(kind, settings, model_dir, dict(arguments))
         try:
             await engine.start()
+            # Some only die at their first step; another engine may serve then.
+            await warm(Started(engine, prompts, ()))
         except BaseException:
             await engine.close()
             raise
         return engine
 
-    machine = Machine(has_metax, settings.safe_max_model_len)
+    machine = Machine(has_metax, settings.safe_max_model_len, _own_length(model_dir))
     brought = await climb(kinds, arguments, construct, machine, report, on_repair)
-    engine = brought.engine
+    return Started(brought.engine, prompts, tuple(report))
+
+
+async def _load_prompts(
+    kinds: Sequence[str],
+    settings: EngineSettings,
+    model_dir: Path | None,
+    report: list[StartStep],
+) -> Prompts:
     began = time.monotonic()
+    tags = Tags(*settings.think_tags)
+    if model_dir is None or kinds == [SIMULATED]:
+        return ModelPrompts(SimulatedTokenizer(), wants_fast_path=False, tags=tags)
     try:
-        prompts = await asyncio.to_thread(_prompts, brought.kind, settings, model_dir)
+        prompts = await asyncio.to_thread(
+            ModelPrompts.load,
+            model_dir,
+            trust_remote_code=settings.trust_remote_code,
+            wants_fast_path=settings.wants_fast_template,
+            chat_template=settings.chat_template,
+            tags=tags,
+        )
+    except SettingsError:
+        raise
     except Exception as error:
-        # No other engine would fare better: the model's folder is at fault.
-        await engine.close()
         report.append(step_of("tokenizer", began, error))
         raise SetupFailed(f"the tokenizer: {report[-1].error}", report) from error
     report.append(step_of("tokenizer", began))
-    return Started(engine, prompts, tuple(report))
+    return prompts
+
+
+def _own_length(model_dir: Path | None) -> int | None:
+    """What the model's configuration says of its length."""
+    if model_dir is None:
+        return None
+    try:
+        config = json.loads((model_dir / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    found = config.get("max_position_embeddings") if isinstance(config, dict) else None
+    return found if type(found) is int and found > 0 else None
 
 
 def _words(facts: Facts, has_metax: bool) -> str:
@@ -139,19 +180,6 @@ def _arguments(
     for name in dropped:
         log.warning("this vLLM has no argument %s; it is left out", name)
         report.append(StartStep(f"left out: {name}", 0.0))
-    for name, value in arguments.items():
+    for name, value in shown(arguments).items():
         log.info("vLLM: %s=%r", name, value)
     return arguments
-
-
-def _prompts(kind: str, settings: EngineSettings, model_dir: Path | None) -> Prompts:
-    tags = Tags(*settings.think_tags)
-    if kind == SIMULATED or model_dir is None:
-        return ModelPrompts(SimulatedTokenizer(), wants_fast_path=False, tags=tags)
-    return ModelPrompts.load(
-        model_dir,
-        trust_remote_code=settings.trust_remote_code,
-        wants_fast_path=settings.wants_fast_template,
-        chat_template=settings.chat_template,
-        tags=tags,
-    )

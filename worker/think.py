@@ -1,6 +1,7 @@
 """Takes reasoning blocks out of a finished text, and counts what they cost. Pure; knows no model and no engine.
 
-A block is `<think>…</think>`, in any case. The pair is an argument, since models differ.
+A block is `<think>…</think>`, in any case. The pair is an argument, since models differ. A tag or a block in
+quotes is one that is spoken of. The limit: who speaks of a block without quotes loses it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 TAG = "think"
+# Left and right. Single quotes are left out: they are apostrophes as well.
+QUOTES = (("`", "`"), ('"', '"'), ("“", "”"), ("「", "」"))
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,6 @@ class Answer(NamedTuple):
 @dataclass(frozen=True)
 class _Patterns:
     tag: re.Pattern[str]
-    closer: re.Pattern[str]
     opener_of_line: re.Pattern[str]
 
 
@@ -76,9 +78,10 @@ def strip_think(text: str | None, *, template_opens: bool = False, tags: Tags = 
 def split_think(text: str | None, *, template_opens: bool = False, tags: Tags = PLAIN) -> Answer:
     """Answer and reasoning apart. `template_opens`: the prompt ended inside a block.
 
-    Closed blocks go. What a stray closer ends goes too, but only where a block was open: a model that
-    merely mentions the tag keeps its words. A stray opener at the start of a line runs to the end.
-    If nothing is left, the first reasoning that is not blank is the answer.
+    Closed blocks go. What a stray closer ends goes too, but only where there was a block: a model that
+    merely mentions the tag keeps its words, and a closer between words is one of them unless a block opened
+    twice. A stray opener at the start of a line runs to the end. Nothing in quotes is a tag. If nothing is
+    left, the first reasoning that is not blank is the answer.
     """
     whole = (text or "").strip()
     if template_opens:
@@ -87,10 +90,7 @@ def split_think(text: str | None, *, template_opens: bool = False, tags: Tags = 
     if tags.opener.lower() not in lower and tags.closer.lower() not in lower:
         return Answer(whole)
     patterns = _patterns(tags)
-    rest, blocks = _without_blocks(whole, patterns)
-    if blocks:
-        *ended, rest = patterns.closer.split(rest)
-        blocks += [part + tags.closer for part in ended]
+    rest, blocks = _without_blocks(whole, patterns, every_closer=template_opens)
     opened = patterns.opener_of_line.search(rest)
     if opened:
         blocks.append(rest[opened.start() :])
@@ -99,35 +99,63 @@ def split_think(text: str | None, *, template_opens: bool = False, tags: Tags = 
     spent = "".join(blocks)
     if template_opens:
         spent = spent.removeprefix(tags.opener)  # not the model's own
-    thoughts = [t for part in blocks if (t := patterns.tag.sub("", part).strip())]
+    thoughts = [t for part in blocks if (t := _without_tags(part, patterns).strip())]
     if answer:
         return Answer(answer, "\n".join(thoughts) or None, spent)
     return Answer(thoughts[0] if thoughts else "", spent=spent, has_answer=False)
 
 
-def _without_blocks(text: str, patterns: _Patterns) -> tuple[str, list[str]]:
-    """The text outside closed blocks, and the blocks. One pass over the tags: a pattern for a whole
-    block looks for its closer again from every opener.
+def _without_blocks(text: str, patterns: _Patterns, *, every_closer: bool) -> tuple[str, list[str]]:
+    """The text outside, the blocks, and what stray closers end. One pass over the tags: a pattern for a
+    whole block looks for its closer again from every opener. `every_closer`: none is a word.
     """
-    outside, blocks = [], []
-    done = 0
+    outside: list[str] = []  # since the last stray closer
+    blocks, ended = [], []
+    done = nested = owed = 0
     opened: re.Match[str] | None = None
     for tag in patterns.tag.finditer(text):
+        if tag["quoted"]:
+            continue
         if tag["opener"]:
+            nested += opened is not None
             opened = opened or tag
         elif opened:
             outside.append(text[done : opened.start()])
             blocks.append(text[opened.start() : tag.end()])
             done = tag.end()
-            opened = None
-    return "".join((*outside, text[done:])), blocks
+            opened, nested, owed = None, 0, owed + nested
+        elif every_closer or owed or not tag["word"]:
+            ended.append("".join((*outside, text[done : tag.end()])))
+            outside.clear()
+            done = tag.end()
+            owed = max(0, owed - 1)
+    if not blocks:
+        return text, []
+    return "".join((*outside, text[done:])), blocks + ended
+
+
+def _without_tags(text: str, patterns: _Patterns) -> str:
+    return patterns.tag.sub(lambda tag: tag["quoted"] or "", text)
 
 
 @lru_cache(maxsize=8)
 def _patterns(tags: Tags) -> _Patterns:
     opener, closer = re.escape(tags.opener), re.escape(tags.closer)
+    quoted = "|".join(_quoted(left, right, opener, closer) for left, right in QUOTES)
+    # Inside a line: behind a word, and before another or the end of a clause.
+    word = rf"(?<=[^\s>] ){closer}(?=[ .,;:!?)])"
     return _Patterns(
-        tag=re.compile(f"(?P<opener>{opener})|{closer}", re.IGNORECASE),
-        closer=re.compile(closer, re.IGNORECASE),
+        tag=re.compile(
+            f"(?P<quoted>{quoted})|(?P<opener>{opener})|(?P<word>{word})|{closer}", re.IGNORECASE
+        ),
         opener_of_line=re.compile(rf"^[ \t]*{opener}", re.IGNORECASE | re.MULTILINE),
     )
+
+
+def _quoted(left: str, right: str, opener: str, closer: str) -> str:
+    """What stands in quotes on one line: a tag, a block, or words without any, so that a quote which ends is
+    not taken for one that begins.
+    """
+    words = rf"(?:(?!{opener}|{closer})[^{left}{right}\n])*+"
+    # From the first quote of a run on, so that a long run is looked at once.
+    return rf"(?<!{left}){left}++(?:{opener}(?:{words}{closer})?|{closer}|{words}){right}++"

@@ -7,6 +7,7 @@ with the half that submitted it, behind the same waiter that serves `Producer.wa
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -15,8 +16,9 @@ from shared.errors import SluiceError
 from shared.queue.waiters import Answer, Waiters
 
 log = logging.getLogger(__name__)
-# Gets the answer (finished, cancelled or error), or an error where the broker lost it or holds what cannot be read.
-# Called in the event loop, outside of any lock, so it must not block; what it raises is logged and goes no further.
+# Gets the answer (finished, cancelled or error), or an error where the broker lost it, holds what cannot be read, or
+# this process stops first. Called once, in the event loop and outside of any lock, so it must not block; what it raises
+# is logged and goes no further.
 Callback = Callable[[Answer | SluiceError], object]
 
 
@@ -38,5 +40,15 @@ class Callbacks:
         assert error is None or isinstance(error, SluiceError)
         try:
             callback(future.result() if error is None else error)
-        except Exception:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:
             log.exception("the callback of %s failed", rid)
+
+
+def check(callback: Callback | None) -> None:
+    """Raises TypeError for a coroutine function, which nobody would await."""
+    if callback is None:
+        return
+    if any(map(inspect.iscoroutinefunction, (callback, type(callback).__call__))):
+        raise TypeError("a callback is called and not awaited: it must be no coroutine function")

@@ -19,7 +19,7 @@ from shared.queue.scripts import Scripts
 from shared.queue.transitions import moved
 from shared.request import Body, Report, parent_of, short
 from shared.settings import QueueSettings
-from shared.status import ReqStatus
+from shared.status import RECORD_STATES, ReqStatus
 from shared.worker_info import WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -187,14 +187,16 @@ class Consumer:
             ),
             patient=True,
         )
-        for api in reply[1:]:
+        for api in reply[2:]:
             task = asyncio.ensure_future(self._notify(parent or grant.id, api.decode()))
             self._notifying.add(task)
             task.add_done_callback(self._notifying.discard)
         finished = Finished(reply[0].decode())
-        if finished in (Finished.OK, Finished.ALREADY):
+        if finished is Finished.OK:
+            # Not always RUNNING: a result that comes after its lease was lost counts until the next claim.
+            was = RECORD_STATES[reply[1].decode()]
             to = ReqStatus.ERROR if code else ReqStatus.FINISHED
-            moved(grant.id, ReqStatus.RUNNING, to, code or report.finish_reason or "finish")
+            moved(grant.id, was, to, code or report.finish_reason or "finish")
         return finished
 
     async def _notify(self, rid: str, api: str) -> None:

@@ -15,7 +15,8 @@ import msgspec
 from ulid import ULID
 
 from shared import codec
-from shared.errors import BrokerUnavailable, IdempotencyMismatch, QueueFull
+from shared.errors import BrokerUnavailable, Draining, IdempotencyMismatch, QueueFull
+from shared.queue import callbacks
 from shared.queue import stats as queue_stats
 from shared.queue.callbacks import Callback, Callbacks
 from shared.queue.cancelling import CODE, MESSAGE, Cancelling
@@ -73,10 +74,14 @@ class Producer:
         self._tasks = [asyncio.create_task(run) for run in runs]
 
     async def close(self) -> None:
+        """Whoever still waits is told so (Draining), callbacks too: nothing is delivered here any more."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._results.close()
+        message = "this process is stopping; the request stays queued under its id"
+        self._waiters.fail_all(Draining(message, retry_after_s=5))
+        await asyncio.sleep(0)  # callbacks run in the loop's next turn, and before this returns
 
     @property
     def is_up(self) -> bool:
@@ -115,9 +120,10 @@ class Producer:
     ) -> Submitted:
         """Accept one request. With `watch` its waiter is there before it is; `callback` is called once it has ended.
 
-        Raises QueueFull, IdempotencyMismatch, BrokerUnavailable. Where `owns_id` says that nobody else
-        can have used this id, one that got through all the same is then ended.
+        Raises QueueFull, IdempotencyMismatch, BrokerUnavailable, TypeError for a callback to be awaited. Where
+        `owns_id` says that nobody else can have used this id, one that got through all the same is then ended.
         """
+        callbacks.check(callback)
         call = self._scripts.submit(req.id, codec.encode(req), self._meta(req), caps.packed)
         if not (watch or callback):
             return await self._submit(req.id, call, owns_id)
@@ -132,7 +138,8 @@ class Producer:
 
     async def _submit(self, rid: str, call: Call, owns_id: bool) -> Submitted:
         submitted = self._submitted(rid, await self._run_submit(rid, call, owns_id))
-        if not submitted.joined:
+        # Under an id of its own there was nobody to join but itself: the reply to its first run was lost.
+        if owns_id or not submitted.joined:
             moved(rid, None, ReqStatus.PENDING, "submitted")
         return submitted
 
@@ -147,6 +154,7 @@ class Producer:
         callback: Callback | None = None,
     ) -> Submitted:
         """A list: room for all is reserved first, then they go in by chunks. The rest is as for `submit`."""
+        callbacks.check(callback)
         if not (watch or callback):
             return await self._submit_list(parent, children, caps, owns_id)
         async with self._watching(parent.id):
@@ -208,11 +216,11 @@ class Producer:
                 meta = self._meta(chunk[0])
                 part = self._scripts.submit_many(parent.id, start, meta, packed)
                 sent = await self._run_submit(parent.id, part, owns_id)
-                if sent[0] == b"OK":
+                if sent[0] not in (b"OK", b"DUP"):
+                    break  # cancelled or timed out meanwhile: the list ends by its own rules
+                if owns_id or sent[0] == b"OK":
                     for child in chunk:
                         moved(child.id, None, ReqStatus.PENDING, "submitted")
-                elif sent[0] != b"DUP":
-                    break  # cancelled or timed out meanwhile: the list ends by its own rules
         return submitted
 
     async def _run_submit(self, rid: str, call: Call, owns_id: bool) -> Any:
@@ -258,7 +266,7 @@ class Producer:
     # --- waiting
 
     async def wait(self, rid: str, timeout_s: float) -> Answer:
-        """The answer of a watched id. Raises TimeoutError (still watched), BrokerLost."""
+        """The answer of a watched id. Raises TimeoutError (still watched), BrokerLost, CodecError, Draining."""
         waiter = self._waiters.get(rid)
         if waiter is None:
             raise KeyError(rid)

@@ -7,13 +7,15 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from redis.exceptions import ResponseError
+
 from shared import codec
 from shared.errors import BrokerLost, BrokerUnavailable, CodecError
 from shared.queue.connection import Connection
 from shared.queue.scripts import Call, Scripts
 from shared.queue.snapshot import Snapshot, parse_snapshot
 from shared.queue.transitions import moved
-from shared.queue.waiters import Answer, Waiters
+from shared.queue.waiters import Answer, Waiter, Waiters
 from shared.status import ReqStatus
 
 log = logging.getLogger(__name__)
@@ -109,10 +111,8 @@ class Results:
             answer = (await self.answers([rid]))[0]
         except BrokerUnavailable:
             return  # the reconcile comes back to it
-        except CodecError as error:
-            # Of a later release, or damaged: waiting longer would not make it readable.
-            log.error("the result of %s cannot be read: %s", rid, error)
-            self._waiters.fail(rid, error)
+        except (CodecError, ResponseError) as error:
+            self._unreadable(rid, error)
             return
         if answer is not None:
             self._waiters.deliver(answer)
@@ -123,13 +123,34 @@ class Results:
         overdue = self._waiters.overdue(now, age_s)
         for start in range(0, len(overdue), FETCH):
             part = overdue[start : start + FETCH]
-            snapshots = await self.snapshots([rid for rid, _ in part])
-            for (rid, waiter), snapshot in zip(part, snapshots, strict=True):
+            peeks = (self._line.run(self._scripts.peek(rid)) for rid, _ in part)
+            replies = await asyncio.gather(*peeks, return_exceptions=True)
+            for (rid, waiter), reply in zip(part, replies, strict=True):
+                if isinstance(reply, BaseException) and not isinstance(reply, ResponseError):
+                    raise reply  # the broker is away for all of them
                 waiter.checked_at = now
-                if snapshot is None:
-                    await self._resubmit(rid, waiter.resubmit)
-                elif snapshot.outcome is not None:
-                    await self.deliver_from_store(rid)
+                try:
+                    await self._catch_up(rid, waiter, reply)
+                except (CodecError, ResponseError) as error:
+                    self._unreadable(rid, error)
+
+    async def _catch_up(self, rid: str, waiter: Waiter, reply: Any) -> None:
+        """By the reply of a `peek`, or its ResponseError, which is raised."""
+        if isinstance(reply, ResponseError):
+            raise reply
+        snapshot = parse_snapshot(rid, reply)
+        if snapshot is None:
+            await self._resubmit(rid, waiter.resubmit)
+        elif snapshot.outcome is not None:
+            await self.deliver_from_store(rid)
+
+    def _unreadable(self, rid: str, error: CodecError | ResponseError) -> None:
+        """Of a later release, or damaged: waiting longer would not make it readable. It costs itself alone."""
+        log.error("what the broker holds of %s cannot be read: %s", rid, error)
+        if isinstance(error, ResponseError):
+            # Its text is of the broker's insides, and this one goes to clients.
+            error = CodecError("what the broker holds of this request cannot be read", b"")
+        self._waiters.fail(rid, error)
 
     async def _resubmit(self, rid: str, call: Call | None) -> None:
         if call is not None:

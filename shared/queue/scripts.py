@@ -189,7 +189,7 @@ class Scripts:
         apis: Sequence[str],
         parent: str,
     ) -> Call:
-        """Reply: [OK, missed api...] [ALREADY] [LOST] [GONE]."""
+        """Reply: [OK, was, missed api...] [ALREADY] [LOST] [GONE]."""
         keys = self._terminal_keys(rid, parent, *map(self.keys.out, apis))
         what = (state, code, message, report, body or b"", int(body is not None))
         lives = (ttl_ms, body_ttl_ms, inline_max, ",".join(apis))

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from shared import codec
+from shared.errors import CodecError
 from shared.request import Outcome, Record
 
 
@@ -76,7 +77,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 def parse_snapshot(rid: str, reply: list[Any]) -> Snapshot | None:
-    """The reply of `peek`; None for an id of which nothing is known."""
+    """The reply of `peek`; None for an id of which nothing is known. Raises CodecError."""
     kind, value = reply[1], reply[2]
     now_ms, ahead, wall_ms = int(reply[0]), int(reply[3]), int(reply[4])
     if kind == b"live":
@@ -85,7 +86,10 @@ def parse_snapshot(rid: str, reply: list[Any]) -> Snapshot | None:
     if kind == b"done":
         return Snapshot(rid, now_ms, wall_ms, outcome=codec.decode_outcome(value))
     if kind == b"group":
-        return Snapshot(rid, now_ms, wall_ms, group=_group(value))
+        try:
+            return Snapshot(rid, now_ms, wall_ms, group=_group(value))
+        except (KeyError, ValueError) as error:
+            raise CodecError(f"not a list: {error!r}", b"") from error
     return None
 
 

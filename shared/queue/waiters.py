@@ -47,6 +47,7 @@ class Waiters:
 
     def __init__(self) -> None:
         self._by_id: dict[str, Waiter] = {}
+        self._over: SluiceError | None = None
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -59,6 +60,8 @@ class Waiters:
         if waiter is None:
             waiter = Waiter(resubmit, asyncio.get_running_loop().time())
             self._by_id[rid] = waiter
+            if self._over is not None:
+                self.fail(rid, self._over)
         waiter.readers += 1
         return waiter
 
@@ -92,6 +95,13 @@ class Waiters:
         waiter = self._by_id.get(rid)
         if waiter is not None and not waiter.future.done():
             waiter.future.set_exception(error)
+            waiter.future.exception()  # where nobody waits yet it is no fault that nobody hears of it
+
+    def fail_all(self, error: SluiceError) -> None:
+        """For good: whoever has no answer yet, and whoever comes later, gets the error."""
+        self._over = error
+        for rid in list(self._by_id):
+            self.fail(rid, error)
 
     def overdue(self, now: float, age_s: float) -> list[tuple[str, Waiter]]:
         """Submitted ones without an answer that were not looked up for `age_s` seconds."""

@@ -214,6 +214,7 @@ async def test_what_an_answer_cost_is_in_its_headers(front: Front, worker: Answe
         ({"stream": True}, "stream"),
         ({"metadata": {"a": "x" * 5000}}, "metadata"),
         ({"metadata": {"a": 10**30}}, "metadata"),
+        ({"metadata": {"as JSON more than 4096 bytes": [1] * 4000}}, "metadata"),
         ({"prompt": ["x"] * 10_000}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"prompt": ["a", 5]}, "prompt"),
@@ -228,6 +229,26 @@ async def test_bad_input_is_422_with_a_detail_list_that_names_the_field(
     assert detail[0]["loc"][:2] == ["body", field]
     assert {"type", "loc", "msg"} <= detail[0].keys()
     assert (await front.services.producer.stats()).live == 0
+
+
+async def test_no_body_at_all_is_told_as_the_first_seed_told_it(front: Front) -> None:
+    reply = await front.client.post("/predict")
+    assert reply.status_code == 422
+    missing = {"type": "missing", "loc": ["body"], "msg": "Field required", "input": None}
+    assert reply.json()["detail"] == [missing]
+    reply = await front.client.post("/predict", content=b"{}")
+    assert reply.json()["detail"][0]["loc"] == ["header", "content-type"]
+
+
+async def test_metadata_may_have_4096_bytes_of_json(front: Front) -> None:
+    fits = {"a": "x" * (4096 - len('{"a":""}'))}
+    for metadata, status in ((fits, 202), ({"a": fits["a"] + "x"}, 422)):
+        reply = await front.client.post(
+            "/predict",
+            json={"prompt": "x", "metadata": metadata},
+            headers={"prefer": "respond-async"},
+        )
+        assert reply.status_code == status
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -57,6 +58,20 @@ def test_a_bad_setting_stops_the_start_in_one_line(
     assert named in said
     assert "Traceback" not in said
     assert len(said.strip().splitlines()) == 1
+
+
+def test_bad_values_are_told_once_and_in_the_chosen_form(tmp_path: Path) -> None:
+    """The bad address ends it after its first lines."""
+    told = {"MAX_NEW_TOKENS": "many", "PROFILE": "neutral"}
+    process = start(tmp_path, LOG_FORMAT="json", REDIS_URL="carrier-pigeon://x", **told)
+    _, said = process.communicate(timeout=30)
+    *lines, end = said.splitlines()
+    assert "REDIS_URL" in end
+    shown = [(line["level"], line["message"]) for line in map(json.loads, lines)]
+    assert shown == [
+        ("warning", "MAX_NEW_TOKENS: bad value, taking 32"),
+        ("warning", "without effect in PROFILE=neutral: MAX_NEW_TOKENS"),
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -62,6 +62,13 @@ async def test_prompts_lists_and_messages_are_answered(whole: Front) -> None:
     assert reply.json()["usage"]["completion_tokens"] > 0
 
 
+async def test_an_echo_is_no_engines_business_and_every_worker_gives_it(whole: Front) -> None:
+    reply = await whole.client.post("/requests", json={"prompt": "hi", "echo": True})
+    assert reply.status_code == 202, reply.text
+    reply = await whole.client.get(f"/requests/{reply.json()['id']}?wait=10")
+    assert reply.json()["text"] == "hiA(hi)"
+
+
 async def test_what_the_engine_lacks_is_refused_and_what_is_too_long_is_413(whole: Front) -> None:
     reply = await whole.client.post("/requests", json={"prompt": "x", "logprobs": 2})
     assert (reply.status_code, reply.json()["error"]["param"]) == (422, "logprobs")

@@ -8,7 +8,9 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ from api.routing import Router
 from api.settings import ApiSettings
 from bench import exam, seed
 from bench.exam import Question
-from bench.seed import Reply, faults, in_place
+from bench.seed import OFFLINE, Reply, faults, in_place, mode_faults
 from bench.stack import service
 from tests.bench.test_figures import KEYS
 from tests.e2e.places import ROOT, environment
@@ -41,7 +43,20 @@ def right(paper: list[Question]) -> list[str]:
 
 
 def names(count: str, *sizes: int) -> list[str]:
-    return [f"seed.{count}.{size}.{figure}" for size in sizes for figure in FIGURES]
+    return [
+        f"seed.{count}.mode_faults",
+        *(f"seed.{count}.{size}.{figure}" for size in sizes for figure in FIGURES),
+    ]
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
+    """The figures by their names."""
+    lines = capsys.readouterr().out.splitlines()
+    return {figure["name"]: figure for figure in map(json.loads, lines)}
+
+
+def started_with(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench.seed", *arguments])
 
 
 def test_questions_take_the_route_that_they_are_written_for() -> None:
@@ -74,10 +89,10 @@ def test_what_an_answer_is_known_by_stands_in_its_own_question_alone() -> None:
 
 
 def test_a_right_reply_has_no_fault() -> None:
-    told = reply(right(PAPER))
-    assert list(faults(PAPER, told)) == []
-    assert in_place(PAPER, told.response) == len(ECHOES)
-    assert (told.answered, told.output_tokens) == (92, 276)
+    found = reply(right(PAPER))
+    assert list(faults(PAPER, found)) == []
+    assert in_place(PAPER, found.response) == len(ECHOES)
+    assert (found.answered, found.output_tokens) == (92, 276)
 
 
 @given(st.permutations(ECHOES).filter(lambda places: places != ECHOES))
@@ -97,9 +112,9 @@ def test_a_blank_answer_is_a_fault_unless_an_error_names_it() -> None:
     [fault] = faults(PAPER, reply(answers))
     assert "answer 5 is blank" in fault
     answers[5] = ""
-    told = reply(answers, frozenset({5}))
-    assert list(faults(PAPER, told)) == []
-    assert told.answered == 91
+    found = reply(answers, frozenset({5}))
+    assert list(faults(PAPER, found)) == []
+    assert found.answered == 91
     [fault] = faults(PAPER, reply(right(PAPER), frozenset({5})))
     assert "answer 5 is there" in fault
 
@@ -107,9 +122,9 @@ def test_a_blank_answer_is_a_fault_unless_an_error_names_it() -> None:
 def test_missing_answers_and_other_ones_under_the_lists_id_are_faults() -> None:
     short = list(faults(PAPER, reply(right(PAPER)[:-1])))
     assert any("91 answers to 92 questions" in fault for fault in short)
-    told = reply(right(PAPER))
-    other = {**told.items[7], "text": "another"}
-    [fault] = faults(PAPER, replace(told, items=[*told.items[:7], other, *told.items[8:]]))
+    found = reply(right(PAPER))
+    other = {**found.items[7], "text": "another"}
+    [fault] = faults(PAPER, replace(found, items=[*found.items[:7], other, *found.items[8:]]))
     assert "answer 7 differs" in fault
 
 
@@ -127,27 +142,70 @@ def test_it_starts_as_many_workers_as_it_is_told_and_leaves_nothing(tmp_path: Pa
     assert [list(figure) for figure in shown] == [KEYS] * len(shown)
     assert [figure["name"] for figure in shown] == names("2_workers", *seed.SIZES)
     assert {figure["value"] for figure in shown if figure["name"].endswith("in_place")} == {1.0}
+    assert all(figure["ok"] is not False for figure in shown)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_batch_mode_or_not_its_engine_is_a_fault() -> None:
+    assert list(mode_faults("batch", [OFFLINE, OFFLINE], OFFLINE)) == []
+    assert list(mode_faults("batch", [OFFLINE, "vllm_async"], OFFLINE)) == [
+        "a worker runs vllm_async, not vllm_offline"
+    ]
+    assert list(mode_faults("ok", ["simulated"], "simulated")) == ["GET / says 'ok', not 'batch'"]
 
 
 def test_it_asks_a_service_that_is_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with service(tmp_path, {"ENGINE": "simulated"}) as stack:
-        monkeypatch.setattr(sys, "argv", ["bench.seed", "--quick", "--url", f"{stack.url}/"])
+    own = {"ENGINE": "simulated", "BATCH_MODE": "1", "API_KEYS": "a-key"}
+    with service(tmp_path, own) as stack:
+        there = ("--quick", "--url", f"{stack.url}/")
+        started_with(monkeypatch, *there, "--engine", "simulated")
+        assert seed.main() == 2
+        assert "/predict answered 401" in capsys.readouterr().err
+        monkeypatch.setenv("SLUICE_API_KEY", "a-key")
         assert seed.main() == 0
-    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [figure["name"] for figure in shown] == names("1_worker", *seed.QUICK_SIZES)
+        assert list(told(capsys)) == names("1_worker", *seed.QUICK_SIZES)
+        # Answers are not enough: they must be those of batch mode's engine.
+        started_with(monkeypatch, *there)
+        assert seed.main() == 1
+        mode = told(capsys)["seed.1_worker.mode_faults"]
+        assert (mode["value"], mode["ok"]) == (1, False)
     # Nobody answers there any more: that is no measurement.
     assert seed.main() == 2
     assert "no worker takes requests" in capsys.readouterr().err
 
 
-def test_a_service_that_is_there_has_its_own_workers_and_engine(
+def test_a_list_that_is_not_answered_in_time_misses_and_the_next_one_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"ENGINE": "simulated", "SIM_TOKEN_S": "0.03", "SYNC_WAIT_S": "0.2"}
+    with service(tmp_path, own) as stack:
+        started_with(monkeypatch, "--url", stack.url, "--engine", "simulated")
+        assert seed.main() == 1
+    shown = told(capsys)
+    assert list(shown) == names("1_worker", *seed.SIZES)
+    assert shown["seed.1_worker.mode_faults"]["ok"] is False
+    for size in seed.SIZES:
+        figures = {name: shown[f"seed.1_worker.{size}.{name}"] for name in FIGURES}
+        assert 0.2 <= figures["seconds"]["value"] < seed.LIMIT_S
+        assert (figures["answered"]["value"], figures["faults"]["value"]) == (0, 1)
+        assert {figures[name]["ok"] for name in FIGURES[:4]} == {False}
+
+
+def test_a_service_that_never_replies_misses_too() -> None:
+    def hang(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("nothing came", request=request)
+
+    with httpx.Client(transport=httpx.MockTransport(hang), base_url="http://there") as client:
+        late = seed.ask(client, PAPER)
+    assert (late.is_late, late.answered, len(list(faults(PAPER, late)))) == (True, 0, 1)
+
+
+def test_a_service_that_is_there_has_its_own_workers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for more in (["--workers", "2"], ["--engine", "simulated"]):
-        monkeypatch.setattr(sys, "argv", ["bench.seed", "--url", "http://127.0.0.1:9", *more])
-        with pytest.raises(SystemExit, match="2"):
-            seed.main()
-        assert "has its workers and its engine" in capsys.readouterr().err
+    started_with(monkeypatch, "--url", "http://127.0.0.1:9", "--workers", "2")
+    with pytest.raises(SystemExit, match="2"):
+        seed.main()
+    assert "has its workers" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import psutil
 
 from shared.request import FinishReason, Req
 from shared.sampling import SamplingParams
+from shared.worker_info import StartStep
 from worker.engines.base import Engine, EngineOutput, EnginePrompt
 from worker.generate import Prompts
 
@@ -68,6 +69,7 @@ class Rig:
 
     engine: Engine
     prompts: Prompts
+    report: tuple[StartStep, ...] = ()
     processes: frozenset[psutil.Process] = frozenset()
 
     async def prompt(self, text: str, params: SamplingParams) -> EnginePrompt:
@@ -101,8 +103,9 @@ class Rig:
         assert found.keys() == {prompt.request_id for prompt in prompts}
         return [found[prompt.request_id] for prompt in prompts]
 
-    def kill_core(self) -> None:
-        min(self.processes, key=lambda process: process.create_time()).kill()
+    @property
+    def core(self) -> psutil.Process:
+        return min(self.processes, key=lambda process: process.create_time())
 
     async def answer(self, text: str, params: SamplingParams, *, stream: bool = False) -> Answer:
         [answer] = await self.answers([text], params, stream=stream)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from shared.sampling import SamplingParams
-from worker.engines.hf_options import generation_options
+from worker.engines.hf_options import end_options, generation_options
+from worker.engines.stop_tokens import Stops, built_stops
 
 PLAIN = {"max_new_tokens": 16, "min_new_tokens": 1, "repetition_penalty": 1.0}
 
@@ -40,8 +41,16 @@ def test_a_temperature_of_zero_draws_nothing_and_top_k_is_never_left_out(
     assert generation_options(SamplingParams(max_tokens=16, **asked)) == {**PLAIN, **told}
 
 
+def test_a_requests_own_ids_are_ends_beside_the_models() -> None:
+    params = SamplingParams(max_tokens=1, stop_token_ids=(6, 5))
+    assert end_options(built_stops(params, ()), {9, 5}) == {"eos_token_id": [5, 6, 9]}
+    assert end_options(Stops(), {9}) == {"eos_token_id": [9]}
+    assert end_options(Stops(), ()) == {}
+
+
 @pytest.mark.filterwarnings("ignore")  # transformers warns while it is imported
 def test_transformers_knows_every_word_of_it() -> None:
     transformers = pytest.importorskip("transformers")
     known = transformers.GenerationConfig().to_dict()
-    assert generation_options(SamplingParams(max_tokens=1)).keys() <= known.keys()
+    told = generation_options(SamplingParams(max_tokens=1)) | end_options(Stops(), {9})
+    assert told.keys() <= known.keys()

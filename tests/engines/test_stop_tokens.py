@@ -27,6 +27,7 @@ class Tokenizer:
     def __init__(self, eos: Any, ids: Mapping[str, int], unknown: int | None = None) -> None:
         self.eos_token_id = eos
         self.unk_token_id = unknown
+        self.unk_token = next((text for text, token_id in ids.items() if token_id == unknown), None)
         self._ids = ids
         self.added_tokens_decoder = {
             token_id: SimpleNamespace(content=text, special=True) for text, token_id in ids.items()
@@ -54,6 +55,7 @@ def asked(**fields: Any) -> SamplingParams:
         (Tokenizer(-1, {IM_END: -5, END_OF_TEXT: 0}), (0,)),
         (Tokenizer(2, {}, unknown=0), (2,)),
         (Tokenizer(4, {END_OF_TEXT: 4}, unknown=4), (4,)),
+        (Tokenizer(2, {IM_END: 2, END_OF_TEXT: 0}, unknown=0), (2, 0)),
         (Raising(9, {END_OF_TEXT: 3}), (9, 3)),
     ],
 )
@@ -64,9 +66,10 @@ def test_ends_are_the_tokenizers_own_and_the_markers_that_it_has(
 
 
 def test_the_tokenizer_of_a_model_says_where_it_ends(tokenizer: Any) -> None:
+    """This one has both markers, and one of them is its unknown token too."""
     special = special_tokens(tokenizer)
-    assert special[IM_END] in end_token_ids(tokenizer)
-    assert tokenizer.unk_token_id not in set(end_token_ids(tokenizer)) - {tokenizer.eos_token_id}
+    assert tokenizer.unk_token == END_OF_TEXT
+    assert end_token_ids(tokenizer) == (special[IM_END], special[END_OF_TEXT])
 
 
 def test_an_engine_is_given_every_string_and_every_id() -> None:
@@ -87,13 +90,16 @@ def test_a_string_that_is_one_special_token_is_handed_over_as_its_id_alone() -> 
 
 
 def test_a_reason_is_given_in_the_words_of_whoever_asked() -> None:
-    rules = StopRules(ends=(7, 3), special={IM_END: 7, END_OF_TEXT: 3})
-    stops = rules.stops(asked(stop=(IM_END, "END"), stop_token_ids=(9,)))
-    assert stops.reason(7) == IM_END
+    rules = StopRules(ends=(7, 3), special={IM_END: 7, END_OF_TEXT: 3, "<tool>": 8})
+    stops = rules.stops(asked(stop=(IM_END, "END", "<tool>"), stop_token_ids=(9,)))
+    assert stops.reason(8) == "<tool>"
     assert stops.reason(9) == 9
     assert stops.reason("END") == "END"
     assert stops.reason(None) is None
     assert stops.reason(3) is None, "nobody asked for it: an end of the model's own"
+    assert stops.reason(7) is None, "an end anyway: the first seed's face asks for it each time"
+    past = rules.stops(asked(stop=(IM_END,), ignore_eos=True))
+    assert past.reason(7) == IM_END
     assert stops.reason(11) is None, "vLLM may know more of them"
 
 

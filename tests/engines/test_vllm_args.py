@@ -9,7 +9,7 @@ import pytest
 
 from shared.errors import SettingsError
 from worker.engines.devices import GIB, Device
-from worker.engines.vllm_args import check_given, engine_arguments
+from worker.engines.vllm_args import check_given, engine_arguments, shown
 from worker.settings import EngineSettings
 
 FOLDER = Path("some-model")
@@ -90,6 +90,9 @@ def test_arguments_of_the_operator_stand_over_the_settings() -> None:
         ),
         ({"zzz": 1}, "ENGINE_ARGS: vLLM has no argument 'zzz'$"),
         ({"model": "x"}, "ENGINE_ARGS: model is set by MODEL_DIR or MODEL_ID"),
+        ({"tensor_parallel_size": 2}, "is set by TENSOR_PARALLEL_SIZE"),
+        ({"data_parallel_size": 2}, "more copies of a model are more workers"),
+        ({"max_num_seqs": None}, "ENGINE_ARGS: max_num_seqs must be a number"),
     ],
 )
 def test_what_cannot_be_given_is_refused_by_name(given: dict[str, Any], message: str) -> None:
@@ -109,3 +112,35 @@ def test_metax_devices_have_defaults_of_their_own() -> None:
     assert arguments["max_model_len"] == 38_400
     assert arguments["enable_chunked_prefill"] is False
     assert "compilation_config" not in arguments
+
+
+def test_a_step_has_room_for_what_the_operator_asks_for() -> None:
+    settings = EngineSettings.load(engine_args={"max_num_seqs": 4096})
+    assert engine_arguments(settings, FOLDER, GPU)["max_num_batched_tokens"] == 4096
+    both = EngineSettings.load(engine_args={"max_num_seqs": 4096, "max_num_batched_tokens": 64})
+    assert engine_arguments(both, FOLDER, GPU)["max_num_batched_tokens"] == 64
+
+
+def test_where_prompts_are_not_read_in_parts_a_step_has_room_for_a_whole_one() -> None:
+    """vLLM refuses it otherwise."""
+    arguments = engine_arguments(EngineSettings.load(), FOLDER, GPU, has_metax=True)
+    assert arguments["max_num_batched_tokens"] == arguments["max_model_len"] == 38_400
+    in_parts = EngineSettings.load(enable_chunked_prefill=True)
+    arguments = engine_arguments(in_parts, FOLDER, GPU, has_metax=True)
+    assert arguments["max_num_batched_tokens"] == 2048
+
+
+def test_arguments_that_may_hold_keys_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"model_loader_extra_config": {"aws_secret": "S3CR3T"}, "seed": 7}
+    assert shown(given) == {"model_loader_extra_config": "(set)", "seed": 7}
+    assert "S3CR3T" not in repr(EngineSettings.load(engine_args=given))
+    monkeypatch.setenv("ENGINE_ARGS", '{"aws_secret": "S3CR3T"')
+    with pytest.raises(SettingsError, match="ENGINE_ARGS") as caught:
+        EngineSettings.load()
+    assert "S3CR3T" not in str(caught.value)
+
+
+def test_arguments_nested_without_end_are_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGINE_ARGS", '{"a":' * 100_000)
+    with pytest.raises(SettingsError, match=r"ENGINE_ARGS: .*must be a JSON object"):
+        EngineSettings.load()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from worker.engines.vllm_log import ErrorLog
+from worker.engines.vllm_log import PREFIX, ErrorLog, sweep_leftovers
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM warns while it is imported
 
@@ -55,4 +59,23 @@ def test_an_engine_that_never_began_leaves_nothing() -> None:
     log = ErrorLog()
     log.forget()
     assert log.cause() is None
+    log.close()
+
+
+def test_what_a_process_that_had_to_exit_at_once_left_goes_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    names = (f"{PREFIX}{gone.pid}-a", f"{PREFIX}{os.getpid()}-b", f"{PREFIX}x-c", "other-1-d")
+    for name in names:
+        (tmp_path / name / "inside").mkdir(parents=True)
+    sweep_leftovers()
+    assert {path.name for path in tmp_path.iterdir()} == set(names[1:])
+
+
+def test_the_folder_tells_whose_it_is(log_and_file: tuple[ErrorLog, Path]) -> None:
+    log, file = log_and_file
+    assert file.parent.name.startswith(f"{PREFIX}{os.getpid()}-")
     log.close()

@@ -38,15 +38,24 @@ def test_a_setting_whose_value_the_error_speaks_of_is_named() -> None:
 
 def test_without_vllm_one_line_says_what_serves() -> None:
     """As on macOS, where there is no build."""
-    refused = launch().refused(ModuleNotFoundError("No module named 'vllm'"))
-    assert "ENGINE=transformers serves" in str(refused)
+    for name in ("vllm", "vllm._C"):
+        error = ModuleNotFoundError(f"No module named '{name}'", name=name)
+        assert "ENGINE=transformers serves" in str(launch().refused(error))
+
+
+def test_another_module_that_is_missing_is_named_as_what_it_is() -> None:
+    error = ModuleNotFoundError("No module named 'soundfile'", name="soundfile")
+    refused = str(launch().refused(error))
+    assert refused == "vLLM did not start: ModuleNotFoundError: No module named 'soundfile'"
 
 
 @pytest.mark.usefixtures("vllm")
-def test_a_load_format_that_vllm_lacks_is_refused_before_any_process_is_started() -> None:
+def test_a_load_format_that_vllm_lacks_is_refused_before_any_process_is_started(
+    model: Path,
+) -> None:
     before = processes_below()
     settings = EngineSettings.load(vllm_load_format="awq")
-    started = Launch(settings, {"model": "m", "load_format": "awq"})
+    started = Launch(settings, {"model": str(model), "load_format": "awq"})
     with pytest.raises(ValueError, match="Load format `awq` is not supported") as caught:
         started.prepare()
     assert "check VLLM_LOAD_FORMAT=awq" in str(started.refused(caught.value))

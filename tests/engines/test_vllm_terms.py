@@ -65,6 +65,14 @@ def test_an_end_of_the_model_has_no_reason_though_vllm_makes_it_a_stop_token() -
     assert (asked.finish_reason, asked.stop_reason) == (FinishReason.stop, ASKED)
 
 
+def test_an_end_of_sequence_that_the_request_named_itself_is_told() -> None:
+    """vLLM looks for it first, and then has no reason."""
+    natives = NativeParams(StopRules(ends=(6,)))
+    for ids, told in (((6,), 6), ((ASKED,), None), ((), None)):
+        _, stops = natives.of(sampled(stop_token_ids=ids), stream=False)
+        assert piece_of("r", ended(None), stops).stop_reason == told
+
+
 def test_the_time_to_the_first_token_is_told_where_there_was_one() -> None:
     from vllm.v1.metrics.stats import RequestStateStats
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from functools import partial
 
 import pytest
 import redis
 
-from shared.errors import BrokerLost, QueueFull, SluiceError
+from shared.errors import BrokerLost, Draining, QueueFull, SluiceError
 from shared.queue.keys import Keys
 from shared.queue.snapshot import Caps
 from shared.queue.waiters import Answer
@@ -18,7 +20,7 @@ from tests.queue.pair import FREE, Pair, until
 class Told:
     """A callback that remembers; with `error` it raises after that."""
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, error: BaseException | None = None) -> None:
         self.all: list[Answer | SluiceError] = []
         self._error = error
 
@@ -77,10 +79,15 @@ async def test_a_second_end_calls_nobody(pair: Pair) -> None:
     pair.producer.unwatch(req.id)
 
 
+class Odd(BaseException):
+    """What no `except Exception` takes."""
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), Odd()], ids=lambda e: type(e).__name__)
 async def test_what_a_callback_raises_is_logged_and_goes_no_further(
-    pair: Pair, caplog: pytest.LogCaptureFixture
+    error: BaseException, pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told, req = Told(ValueError("broken")), pair.req()
+    told, req = Told(error), pair.req()
     await pair.producer.submit(req, FREE, callback=told)
     await pair.answer(await pair.claimed())
     await until(lambda: bool(told.all))
@@ -129,6 +136,43 @@ async def test_a_refused_submit_calls_nobody(pair: Pair) -> None:
     with pytest.raises(QueueFull):
         await pair.producer.submit(pair.req(), Caps(requests=1), callback=told)
     assert (told.all, pair.producer.waiting) == ([], 0)
+
+
+async def test_a_callback_that_would_have_to_be_awaited_is_refused_before_the_submit(
+    pair: Pair,
+) -> None:
+    class Awaited:
+        async def __call__(self, answer: object, more: object = None) -> None: ...
+
+    head = pair.req()
+    for callback in (Awaited(), Awaited().__call__, partial(Awaited().__call__, more=1)):
+        with pytest.raises(TypeError, match="coroutine"):
+            await pair.producer.submit(pair.req(), FREE, callback=callback)
+        with pytest.raises(TypeError, match="coroutine"):
+            await pair.producer.submit_list(head, pair.children(head, 1), FREE, callback=callback)
+    assert ((await pair.producer.stats()).live, pair.producer.waiting) == (0, 0)
+
+
+async def test_who_still_waits_when_the_process_stops_is_told_so_once(pair: Pair) -> None:
+    told, ended, late = Told(), Told(), Told()
+    await pair.producer.submit(pair.req(), FREE, callback=ended)
+    await pair.answer(await pair.claimed())
+    await until(lambda: ended.ends == ["finished"])
+    req = pair.req()
+    await pair.producer.submit(req, FREE, watch=True, callback=told)
+    waiting = asyncio.create_task(pair.producer.wait(req.id, 60))
+    await asyncio.sleep(0)
+    await pair.producer.close()
+    assert told.ends == ["draining"], "before close returns"
+    with pytest.raises(Draining, match="stays queued"):
+        await waiting
+    snapshot = await pair.producer.peek(req.id)
+    assert snapshot is not None
+    assert snapshot.record is not None, "the request itself goes on"
+    await pair.producer.submit(pair.req(), FREE, callback=late)
+    await until(lambda: late.ends == ["draining"])
+    await pair.producer.close()
+    assert (told.ends, ended.ends, late.ends) == (["draining"], ["finished"], ["draining"])
 
 
 async def test_a_callback_hears_that_the_broker_lost_a_list(pair: Pair, broker_url: str) -> None:

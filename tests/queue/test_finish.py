@@ -13,7 +13,7 @@ def test_a_result_is_stored_told_and_final_in_one_step(shard: Shard) -> None:
     shard.api("api")
     shard.submit("q.0-a", api="api")
     rid, token = shard.grant()
-    assert shard.finish(rid, token) == [b"OK"]
+    assert shard.finish(rid, token) == [b"OK", b"R"]
     assert shard.state(rid) == "F"
     assert shard.client.get(shard.keys.body(rid)) is not None
     assert shard.notices("api") == [rid]
@@ -37,7 +37,7 @@ def test_a_worker_that_lost_its_lease_cannot_overwrite(shard: Shard) -> None:
     again, new = shard.grant("w2")
     assert again == rid
     assert shard.finish(rid, old, "w1") == [b"LOST"]
-    assert shard.finish(rid, new, "w2") == [b"OK"]
+    assert shard.finish(rid, new, "w2") == [b"OK", b"R"]
     assert shard.finish(rid, old, "w1") == [b"LOST"]
     outcome = shard.outcome(rid)
     assert outcome is not None
@@ -51,7 +51,7 @@ def test_a_late_finish_before_the_next_claim_still_counts(shard: Shard) -> None:
     shard.advance(16_000)
     shard.reap()
     assert shard.state(rid) == "Q"
-    assert shard.finish(rid, token) == [b"OK"]
+    assert shard.finish(rid, token) == [b"OK", b"Q"]
     assert shard.claim()[5:] == []
 
 
@@ -71,7 +71,7 @@ def test_an_api_that_was_not_declared_is_reported_not_refused(shard: Shard) -> N
     shard.api("api")
     shard.submit("q.0-a", api="api")
     rid, token = shard.grant()
-    assert shard.finish(rid, token, apis=[]) == [b"OK", b"api"]
+    assert shard.finish(rid, token, apis=[]) == [b"OK", b"R", b"api"]
     assert shard.notices("api") == []
     assert shard.run(shard.scripts.notify(rid, "api", 1024)) == [b"OK"]
     assert shard.notices("api") == [rid]
@@ -80,7 +80,7 @@ def test_an_api_that_was_not_declared_is_reported_not_refused(shard: Shard) -> N
 def test_a_dead_apis_stream_is_not_made_anew(shard: Shard) -> None:
     shard.submit("q.0-a", api="dead")
     rid, token = shard.grant()
-    assert shard.finish(rid, token, apis=["dead"]) == [b"OK"]
+    assert shard.finish(rid, token, apis=["dead"]) == [b"OK", b"R"]
     assert shard.client.exists(shard.keys.out("dead")) == 0
 
 

@@ -8,12 +8,14 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 
 from shared.errors import BrokerUnavailable, CodecError, IdempotencyMismatch, QueueFull
 from shared.queue.consumer import Finished
 from shared.queue.ending import end_missing
+from shared.queue.keys import Keys
 from shared.queue.scripts import Call
 from shared.queue.snapshot import Caps
 from shared.request import Body, Report, Usage
@@ -347,6 +349,30 @@ async def test_a_submit_in_doubt_under_a_shared_id_ends_nobody_elses_request(
     finally:
         server.stop()
         server.clean()
+
+
+async def test_a_record_that_cannot_be_read_costs_its_own_waiter_alone(
+    pair: Pair, broker_url: str
+) -> None:
+    """One is of a later release, one no record at all; a third one's notice is lost, and is made good."""
+    reqs = [pair.req() for _ in range(3)]
+    for req in reqs:
+        await pair.producer.submit(req, FREE, watch=True)
+    newer, broken, good = (await pair.consumer.claim(3, is_idle=True)).grants
+    client: Any = redis.Redis.from_url(broker_url)
+    keys = Keys(pair.settings.queue_name)
+    record = msgspec.msgpack.decode(client.hget(keys.fixed("live"), newer.id))
+    record[0] = 99
+    client.hset(keys.fixed("live"), newer.id, msgspec.msgpack.encode(record))
+    client.hdel(keys.fixed("live"), broken.id)
+    client.set(keys.group(broken.id), "no list")
+    client.delete(keys.out(pair.producer.api_id))
+    client.close()
+    await pair.answer(good)
+    for grant in (newer, broken):
+        with pytest.raises(CodecError, match=r"schema 99|cannot be read"):
+            await pair.producer.wait(grant.id, 10)
+    assert (await pair.producer.wait(good.id, 10)).body == Body(text="A(x)")
 
 
 async def test_a_result_that_cannot_be_read_is_an_error_and_no_endless_wait(

@@ -160,7 +160,7 @@ def test_a_step_of_the_brokers_clock_ends_no_lease(shard: Shard) -> None:
     record = shard.record(rid)
     assert record is not None
     assert (record.state, record.crashes) == ("R", 0)
-    assert shard.finish(rid, token) == [b"OK"]
+    assert shard.finish(rid, token) == [b"OK", b"R"]
 
 
 def test_the_queue_clock_never_goes_back(shard: Shard) -> None:

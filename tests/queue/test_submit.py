@@ -99,7 +99,7 @@ def test_a_list_ends_with_its_last_child_and_tells_once(shard: Shard) -> None:
         assert shard.outcome("q.0-p") is None
         rid, token = shard.grant()
         assert rid == f"q.0-p.{i}"
-        assert shard.finish(rid, token, parent="q.0-p") == [b"OK"]
+        assert shard.finish(rid, token, parent="q.0-p") == [b"OK", b"R"]
     outcome = shard.outcome("q.0-p")
     assert outcome is not None
     assert (outcome.state, outcome.n_children) == ("F", 3)
@@ -125,6 +125,17 @@ def test_an_unfinished_list_ends_as_incomplete_after_its_reservation(shard: Shar
     assert missing is not None
     assert (missing.state, missing.code) == ("E", "submit_incomplete")
     assert shard.notices("api") == ["q.0-p"]
+
+
+def test_a_chunk_of_a_cancelled_list_is_gone_though_its_items_count_as_submitted(
+    shard: Shard,
+) -> None:
+    reserve(shard, "q.0-p", 3)
+    put(shard, "q.0-p", 0, 2)
+    shard.run(shard.scripts.end_missing("q.0-p", "C", "cancelled", 2, 1, TTL_MS, []))
+    assert put(shard, "q.0-p", 2, 1) == [b"GONE"]
+    for i in range(2):
+        shard.end(f"q.0-p.{i}", "cancel")
 
 
 def test_cancelling_a_list_ends_it_as_cancelled(shard: Shard) -> None:

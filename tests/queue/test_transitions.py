@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
 
 from shared.queue.connection import Connection
+from shared.queue.consumer import Finished
 from shared.queue.housekeeper import Housekeeper
 from shared.queue.keys import Keys
+from shared.queue.scripts import Call
 from shared.queue.transitions import moved
 from shared.request import Report
 from shared.status import MOVES, ReqStatus
@@ -101,6 +104,45 @@ async def test_a_request_whose_worker_is_gone(pair: Pair, lines: Lines, broker_u
     await connection.close()
     # The front door's own housekeeper may have been faster; only one of them moved it.
     await until(lambda: lines.of(rid)[2:] == ["running -> pending (reap)"])
+
+
+async def test_a_result_that_comes_after_its_lease_was_lost(
+    pair: Pair, lines: Lines, broker_url: str
+) -> None:
+    """The state that it left is told, and a result that is stored already moves nothing."""
+    rid = await submitted(pair)
+    grant = await pair.claimed()
+    client = redis.Redis.from_url(broker_url)
+    client.zadd(Keys(pair.settings.queue_name).fixed("lease"), {rid: 1})
+    client.close()
+    await until(lambda: lines.of(rid)[2:] == ["running -> pending (reap)"])
+    assert await pair.answer(grant) is Finished.OK
+    assert await pair.answer(grant) is Finished.ALREADY
+    assert lines.of(rid)[3:] == ["pending -> finished (stop)"]
+
+
+async def test_a_submit_whose_first_reply_was_lost_is_told_once(pair: Pair, lines: Lines) -> None:
+    run = pair.producer._line.run
+
+    async def sent_again(call: Call, **options: Any) -> Any:
+        await run(call, **options)
+        return await run(call, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pair.producer._line, "run", sent_again)
+        rid, head = await submitted(pair), pair.req()
+        await pair.producer.submit_list(head, pair.children(head, 2), FREE)
+    for told in (rid, f"{head.id}.0", f"{head.id}.1"):
+        assert lines.of(told) == ["nothing -> pending (submitted)"]
+
+
+async def test_a_submit_that_joins_anothers_is_no_move(pair: Pair, lines: Lines) -> None:
+    req, head = pair.req(), pair.req()
+    for _ in range(2):
+        await pair.producer.submit(req, FREE, owns_id=False)
+        await pair.producer.submit_list(head, pair.children(head, 1), FREE, owns_id=False)
+    for told in (req.id, f"{head.id}.0"):
+        assert lines.of(told) == ["nothing -> pending (submitted)"]
 
 
 async def test_the_items_of_a_list(pair: Pair, lines: Lines) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import pytest
 
-from shared.log import request_context, set_up_logging
+from shared.log import hold_lines, request_context, set_up_logging
 from shared.settings import LogSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +24,7 @@ RID = "default.0-abc"
 SECRET = "a prompt that nobody may read"
 log = logging.getLogger("tests.shared.log")
 Format = Literal["text", "json"]
+Level = Literal["debug", "info", "warning", "error"]
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ def _root_as_before() -> Iterator[None]:
         logging.getLogger(name).setLevel(before)
 
 
-def start(form: Format, level: Literal["debug", "info", "warning"] = "info") -> None:
+def start(form: Format, level: Level = "info") -> None:
     set_up_logging(LogSettings(_env_file=None, log_format=form, log_level=level))
 
 
@@ -116,6 +117,28 @@ def test_a_lone_surrogate_does_not_break_the_line(form: Format) -> None:
     )
     assert done.stderr.count(b"\n") == 1
     assert rb"odd: \ud800." in done.stderr
+
+
+def test_what_is_said_before_logging_is_set_up_is_said_then_and_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hold_lines()
+    log.warning("early")
+    assert capsys.readouterr().err == ""
+    start("json", "warning")
+    log.warning("late")
+    start("json", "warning")
+    said = [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["early", "late"]
+
+
+def test_a_held_line_is_bound_by_the_level_like_any_other(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hold_lines()
+    log.warning("early")
+    start("text", "error")
+    assert capsys.readouterr().err == ""
 
 
 def fail_after_logging(text: str) -> None:

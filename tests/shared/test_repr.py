@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+from ulid import ULID
 
 from shared.queue.consumer import Grant
 from shared.queue.keys import Keys
@@ -29,16 +32,16 @@ BODY = Body(SECRET, (1, 2, 3), reasoning=SECRET, logprobs=[{"token": SECRET}])
 
 
 def test_a_request_tells_eight_characters_of_its_id_and_how_long_it_is() -> None:
-    assert repr(REQ) == f"Req(id=01h8xgjw..., prompt_len={len(SECRET)})"
+    assert repr(REQ) == f"Req(id=...jwbwbaq4, prompt_len={len(SECRET)})"
     chat = Req(
         id=PLACE, sampling=SAMPLING, bucket_key="b", digest="d", messages=MESSAGES, tenant="t"
     )
-    assert repr(chat) == f"Req(id=01h8xgjw..., prompt_len={2 * len(SECRET)})"
+    assert repr(chat) == f"Req(id=...jwbwbaq4, prompt_len={2 * len(SECRET)})"
 
 
 def test_an_answer_tells_its_status_and_how_long_it_is() -> None:
     answer = Answer(PLACE, OUTCOME, BODY)
-    assert repr(answer) == "Answer(id=01h8xgjw..., status=finished, output_len=20)"
+    assert repr(answer) == "Answer(id=...jwbwbaq4, status=finished, output_len=20)"
     assert repr(Answer(PLACE, OUTCOME, None)).endswith("output_len=None)")
     assert repr(BODY) == "Body(output_len=20, n_tokens=3)"
 
@@ -46,13 +49,21 @@ def test_an_answer_tells_its_status_and_how_long_it_is() -> None:
 @pytest.mark.parametrize(
     ("rid", "shown"),
     [
-        ("a-b.0-01h8xgjwbwbaq4.7", "01h8xgjw..."),
-        ("3f2504e04f8911d39a0c0305e82c3301", "3f2504e0..."),
-        ("q.0-x", "x..."),
+        ("a-b.0-01h8xgjwbwbaq4.7", "...jwbwbaq4.7"),
+        ("a-b.0-01h8xgjwbwbaq4", "...jwbwbaq4"),
+        ("3f2504e04f8911d39a0c0305e82c3301", "...e82c3301"),
+        ("q.0-x", "x"),
     ],
 )
-def test_an_id_is_cut_to_eight_characters_after_its_queue(rid: str, shown: str) -> None:
+def test_an_id_is_cut_to_its_last_eight_characters_and_its_index(rid: str, shown: str) -> None:
     assert short(rid) == shown
+
+
+def test_ids_of_one_moment_and_the_items_of_one_list_are_told_apart() -> None:
+    now = time.time()
+    made = [f"default.0-{str(ULID.from_timestamp(now)).lower()}" for _ in range(20)]
+    items = [f"{made[0]}.{i}" for i in range(20)]
+    assert len({short(rid) for rid in made + items}) == 40
 
 
 @pytest.mark.parametrize(

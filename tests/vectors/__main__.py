@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tests.broker import Server
@@ -19,8 +19,15 @@ def main(arguments: Sequence[str]) -> int:
     files = [path.resolve() for path in parser.parse_args(arguments).files]
     with _broker() as broker_url:
         results = asyncio.run(_run(files, broker_url))
-    print(*told(results), sep="\n")
+        _say(told(results))
     return int(any(result.verdict is Verdict.FAILED for result in results))
+
+
+def _say(lines: Iterable[str]) -> None:
+    """What the output has no letter for, a half character for one, comes as its number."""
+    encoding = sys.stdout.encoding or "utf-8"
+    for line in lines:
+        print(line.encode(encoding, "backslashreplace").decode(encoding))
 
 
 async def _run(files: Sequence[Path], broker_url: Callable[[], str]) -> list[Result]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 SHOWN_CHARS = 300
@@ -34,6 +34,23 @@ def exact(wanted: Any, got: Any, where: str = "") -> Differences:
 def partial(wanted: Any, got: Any, where: str = "") -> Differences:
     """All that is wanted is there; objects may have more keys. Lists have their length."""
     return _compare(wanted, got, where, is_partial=True)
+
+
+def stated(wanted: Any, known: Collection[str], where: str = "") -> Differences:
+    """What a check cannot hold against anything: fields that it does not know, and an output without one that
+    it does, which would pass for whatever came.
+    """
+    if not isinstance(wanted, dict):
+        return [Difference(where, wanted, "an output that is no object of fields")]
+    unknown = [name for name in wanted if name not in known]
+    if not wanted.keys() - set(unknown):
+        return [Difference(where, wanted, "an output that states nothing")]
+    return [
+        Difference(
+            f"{where}.{name}".lstrip("."), wanted[name], "a field that this runner does not know"
+        )
+        for name in unknown
+    ]
 
 
 def with_types(wanted: Any, got: Any) -> Any:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from tests.vectors.comparison import Difference, Differences, Meaning, exact, prose
+from tests.vectors.comparison import Difference, Differences, Meaning, exact, prose, stated
 from tests.vectors.surroundings import Surroundings
 from tests.vectors.vector import Vector
 from worker.engine_choice import OFFLINE, TRANSFORMERS, Facts, engines_to_try, wants_vllm
@@ -24,6 +24,7 @@ GPU = Device("cuda", 80 * GIB)
 KINDS = {"async_v0": "vllm_async", "async_v1": "vllm_async", "llm": "vllm_offline"}
 # What the seed's start raises; ours ends with one line that holds all reasons.
 FAILURES = ("RuntimeError", "ValueError")
+FIELDS = ("started", "backend", "engine_kind", "offline", "attempts", "error", "error_type")
 FALLS_THROUGH = "falls through to the transformers backend"
 # What the seed sets. Everything else that our tries have is ours alone: the model, its parallel parts, the
 # memory for keys and values in bytes, whose code is trusted, whether figures are kept.
@@ -39,12 +40,11 @@ SIZES = {
     "max_num_seqs": "vllm_max_num_seqs",
     "max_num_batched_tokens": "vllm_max_num_batched_tokens",
 }
-# A value that says no more than leaving it out does. The length is the model's, or what fits.
-SAYS_NOTHING = {
-    "max_model_len": AUTO_LENGTH,
-    "enforce_eager": False,
-    "enable_prefix_caching": False,
-}
+# A value that says no more than leaving it out does, on either side. The length is the model's, or what fits.
+SAYS_NOTHING = {"max_model_len": AUTO_LENGTH, "enforce_eager": False}
+# What leaving it out means differs: the recordings leave out what was the default of their time, and vLLM's
+# default is another one today.
+THEIR_DEFAULT, ITS_DEFAULT = {"enable_prefix_caching": False}, {"enable_prefix_caching": True}
 
 
 def should_use_vllm(vector: Vector, around: Surroundings) -> Differences:
@@ -62,12 +62,12 @@ async def engine_start(vector: Vector, around: Surroundings) -> Differences:
     settings, given = EngineSettings.load(), vector.input
     has_metax = bool(given["metax_device"])
     failures = iter(given["constructor_errors"])
-    attempts: list[dict[str, Any]] = []
+    tries: list[Try] = []
 
     async def construct(kind: str, arguments: Mapping[str, Any]) -> str:
         if kind == TRANSFORMERS:
             return kind
-        attempts.append(_as_seed(arguments, settings))
+        tries.append(Try(kind, _as_seed(arguments, settings)))
         failure = next(failures, None)
         if failure is not None:
             raise RuntimeError(failure)
@@ -76,47 +76,67 @@ async def engine_start(vector: Vector, around: Surroundings) -> Differences:
     kinds = engines_to_try(settings, ABLE)
     arguments = engine_arguments(settings, Path("model"), GPU, has_metax=has_metax)
     machine = Machine(has_metax, settings.safe_max_model_len)
+    kind, error = None, None
     try:
-        kind, error = (await climb(kinds, arguments, construct, machine, [])).kind, None
+        kind = (await climb(kinds, arguments, construct, machine, [])).kind
     except SetupFailed as failed:
-        kind, error = None, str(failed)
-    return _compare(vector.wanted, kind, error, attempts)
+        error = str(failed)
+    start = Start(kind, error, tuple(tries), len(given["constructor_errors"]))
+    if isinstance(vector.wanted, str):
+        return prose(vector.wanted, start, MEANINGS)
+    return _compare(vector.wanted, start)
+
+
+class Try(NamedTuple):
+    """Of an engine of vLLM, with the arguments that the seed sets too."""
+
+    kind: str
+    arguments: dict[str, Any]
+
+
+class Start(NamedTuple):
+    """`kind` of what started, `error` of a start that failed. The outcome of the first `n_given` tries was told."""
+
+    kind: str | None
+    error: str | None
+    tries: tuple[Try, ...]
+    n_given: int
+
+    @property
+    def has_vllm(self) -> bool:
+        return self.kind in KINDS.values()
 
 
 def _as_seed(arguments: Mapping[str, Any], settings: EngineSettings) -> dict[str, Any]:
     named = SEED_ARGUMENTS | {name for name, own in SIZES.items() if getattr(settings, own)}
-    return _plain({name: value for name, value in arguments.items() if name in named})
+    told = {name: value for name, value in arguments.items() if name in named}
+    return _plain({**ITS_DEFAULT, **told})
 
 
-def _compare(
-    wanted: Any, kind: str | None, error: str | None, attempts: Sequence[dict[str, Any]]
-) -> Differences:
+def _compare(wanted: Any, start: Start) -> Differences:
     """Field by field, as far as they are told."""
-    found = {"kind": kind, "error": error, "attempts": list(attempts)}
-    if isinstance(wanted, str):
-        return prose(wanted, found, MEANINGS)
-    wrong: Differences = []
-    for field, value in wanted.items():
+    wrong = stated(wanted, FIELDS)
+    for field in () if wrong else wanted:
+        value = wanted[field]
         match field:
             case "started" if value == FALLS_THROUGH:
-                wrong += exact(TRANSFORMERS, kind, field)
+                wrong += exact(TRANSFORMERS, start.kind, field)
             case "started":
-                wrong += exact(value, kind is not None and kind != TRANSFORMERS, field)
+                wrong += exact(value, start.has_vllm, field)
             case "backend":
-                wrong += exact(value, "vllm" if kind in KINDS.values() else kind, field)
+                wrong += exact(value, "vllm" if start.has_vllm else start.kind, field)
             case "engine_kind":
-                wrong += exact(KINDS.get(value, value), kind, field)
+                wrong += exact(KINDS.get(value, value), start.kind, field)
             case "offline":
-                wrong += exact(value, kind == OFFLINE, field)
+                wrong += exact(value, start.kind == OFFLINE, field)
             case "attempts":
-                wrong += exact([_plain(each) for each in value], found["attempts"], field)
+                told = [_plain({**THEIR_DEFAULT, **each}) for each in value]
+                wrong += exact(told, [each.arguments for each in start.tries], field)
             case "error":
-                if not (error and value in error):
-                    wrong.append(Difference(field, value, error))
-            case "error_type" if value in FAILURES:
-                wrong += exact(True, error is not None, field)
-            case _:
-                wrong.append(Difference(field, value, "a field that this runner does not know"))
+                if not (start.error and value in start.error):
+                    wrong.append(Difference(field, value, start.error))
+            case "error_type":
+                wrong += exact(True, start.error is not None and value in FAILURES, field)
     return wrong
 
 
@@ -128,30 +148,43 @@ def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _starts(words: re.Match[str], found: dict[str, Any]) -> Differences:
-    """It got through the failures that were given, by repairs and by going on to the next engine."""
-    return exact(True, found["kind"] in KINDS.values(), "started")
+def _climbs(words: re.Match[str], start: Start) -> Differences:
+    """The kind that failed first was tried again with an argument repaired, while failures were still told."""
+    first = start.tries[0] if start.tries else None
+    told = start.tries[: start.n_given]
+    is_repaired = any(
+        each.kind == first.kind and each.arguments != first.arguments for each in told if first
+    )
+    wrong = exact(True, start.has_vllm, "started")
+    return (
+        wrong
+        if is_repaired
+        else [*wrong, Difference("attempts", "a repair for the kind that failed", told)]
+    )
 
 
-def _keeps_chunked_prefill(words: re.Match[str], found: dict[str, Any]) -> Differences:
-    wrong = _starts(words, found)
-    for at, attempt in enumerate(found["attempts"]):
-        wrong += exact(True, attempt.get("enable_chunked_prefill", True), f"attempts[{at}]")
-        if "speculative_config" not in attempt:
-            wrong.append(Difference(f"attempts[{at}]", "speculation", attempt))
+def _keeps_chunked_prefill(words: re.Match[str], start: Start) -> Differences:
+    wrong = exact(True, start.has_vllm, "started")
+    for at, (_, arguments) in enumerate(start.tries):
+        wrong += exact(True, arguments.get("enable_chunked_prefill", True), f"attempts[{at}]")
+        if "speculative_config" not in arguments:
+            wrong.append(Difference(f"attempts[{at}]", "speculation", arguments))
     return wrong
 
 
-def _has_no_key(words: re.Match[str], found: dict[str, Any]) -> Differences:
+def _has_no_key(words: re.Match[str], start: Start) -> Differences:
+    key = words["key"]
+    if not start.tries:
+        return [Difference("attempts", f"some without {key}", [])]
     return [
-        Difference(f"attempts[{at}]", f"no {words['key']}", attempt)
-        for at, attempt in enumerate(found["attempts"])
-        if words["key"] in attempt or words["key"] in (attempt.get("speculative_config") or {})
+        Difference(f"attempts[{at}]", f"no {key}", arguments)
+        for at, (_, arguments) in enumerate(start.tries)
+        if key in arguments or key in (arguments.get("speculative_config") or {})
     ]
 
 
 MEANINGS: dict[str, Meaning] = {
-    "the same ladder applies to every engine kind": _starts,
+    "the same ladder applies to every engine kind": _climbs,
     "speculation keeps chunked prefill on": _keeps_chunked_prefill,
     r"no `?(?P<key>\w+)`? key": _has_no_key,
 }

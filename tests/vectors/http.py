@@ -11,12 +11,12 @@ import httpx
 
 from shared.queue.ending import CHUNK
 from tests.vectors.comparison import (
-    Difference,
     Differences,
     exact,
     is_digest,
     partial,
     spelled_out,
+    stated,
     with_types,
 )
 from tests.vectors.engines import KINDS
@@ -28,7 +28,7 @@ from tests.vectors.vector import Vector
 from worker.engine_choice import OFFLINE
 
 REQUEST = {"method", "path", "json", "headers"}
-STEP = {"request", "status", "response", "engine_calls"}
+REPLY = ("status", "response", "engine_calls")
 # The body of the seed's framework for whatever the engine raised. Ours is an object that says what it was.
 UNHANDLED = "Internal Server Error"
 
@@ -44,18 +44,21 @@ async def http(vector: Vector, around: Surroundings) -> Differences:
 
 
 def steps(vector: Vector) -> list[dict[str, Any]]:
-    """What is wanted of each recorded request. Told once, it is wanted of all of them."""
-    recorded: list[dict[str, Any]] = vector.output
-    if not vector.must_be_right:
-        return recorded
-    right = vector.wanted
-    if isinstance(right, dict):
-        right = [right] * len(recorded)
-    if not isinstance(right, list) or not all(isinstance(step, dict) for step in right):
-        raise ValueError(f"a right output that this runner does not know: {right!r}")
-    given = [step.get("request") for step in recorded]
-    given += [None] * (len(right) - len(given))
-    return [{"request": asked, **step} for asked, step in zip(given, right, strict=False)]
+    """The requests to send and what is wanted of each. A list names its own; what is told once is wanted of all
+    that were recorded. Raises ValueError for what would send nothing or ask for nothing.
+    """
+    wanted = vector.wanted
+    if isinstance(wanted, dict):
+        wanted = [{"request": step["request"], **wanted} for step in vector.output]
+    if not isinstance(wanted, list) or not all(isinstance(step, dict) for step in wanted):
+        raise ValueError(f"an output that this runner does not know: {wanted!r}")
+    if not wanted:
+        raise ValueError("an output that states nothing: no request of it is there to be sent")
+    if all("request" not in step for step in wanted):
+        recorded = [step["request"] for step in vector.output]
+        pairs = zip(recorded, wanted, strict=True)
+        wanted = [{"request": asked, **step} for asked, step in pairs]
+    return wanted
 
 
 async def _ask(client: httpx.AsyncClient, request: dict[str, Any]) -> httpx.Response:
@@ -73,10 +76,8 @@ async def _ask(client: httpx.AsyncClient, request: dict[str, Any]) -> httpx.Resp
 def _compare(
     step: dict[str, Any], reply: httpx.Response, engine: RecordedEngine, where: str
 ) -> Differences:
-    wrong = [
-        Difference(f"{where}.{name}", step[name], "a field that this runner does not know")
-        for name in step.keys() - STEP
-    ]
+    told = {name: value for name, value in step.items() if name != "request"}
+    wrong = stated(told, REPLY, where)
     if "status" in step:
         wrong += exact(step["status"], reply.status_code, f"{where}.status")
     if "response" in step:
@@ -124,11 +125,13 @@ async def set_system_prompt(vector: Vector, around: Surroundings) -> Differences
     async with running(around, {}) as service:
         body = {"system_prompt": spelled_out(vector.input["new_prompt"])}
         reply = await service.client.post("/system_prompt", json=body)
-        if reply.status_code != 200:
-            return [Difference("", vector.wanted, reply.json())]
-        stored = (await service.client.get("/system_prompt")).json()["system_prompt"]
-    found = {"stored": stored, "system_prompt_len": reply.json()["system_prompt_len"]}
+        found = {"status": reply.status_code}
+        if reply.status_code == httpx.codes.OK:
+            stored = (await service.client.get("/system_prompt")).json()["system_prompt"]
+            length = reply.json()["system_prompt_len"]
+            found |= {"stored": stored, "system_prompt_len": length}
     wanted = vector.wanted
-    if is_digest(wanted.get("stored")):
+    wrong = stated(wanted, ("status", "stored", "system_prompt_len"))
+    if not wrong and is_digest(wanted.get("stored")):
         wanted = with_types(wanted, found)
-    return partial(wanted, found)
+    return wrong or partial(wanted, found)

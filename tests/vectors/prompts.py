@@ -13,14 +13,20 @@ from tests.vectors.vector import Vector
 from worker.prompt import Prompts
 from worker.settings import EngineSettings
 
+# Beside the output: how the tokenizer was asked to render.
+CALLS = "template_calls"
+
 
 class RecordedTokenizer:
-    """Renders `[role]content` for each message; `rendering` is the recording's own word for what it does."""
+    """Renders `[role]content` for each message; `rendering` is the recording's own word for what it does.
+    `asked` are the arguments of each time that it was asked to.
+    """
 
     bos_token: str | None = None
 
     def __init__(self, chat_template: Any, rendering: str = "renders") -> None:
         self.chat_template = chat_template
+        self.asked: list[dict[str, Any]] = []
         self._raises = "raise" in rendering
 
     def apply_chat_template(
@@ -31,6 +37,8 @@ class RecordedTokenizer:
         add_generation_prompt: bool,
         **kwargs: Any,
     ) -> str:
+        told = {"messages": list(conversation), "tokenize": tokenize, **kwargs}
+        self.asked.append({**told, "add_generation_prompt": add_generation_prompt})
         if self._raises:
             raise ValueError("the template cannot be rendered")
         assert not tokenize
@@ -59,4 +67,9 @@ def format_as_chat(vector: Vector, around: Surroundings) -> Differences:
         prompt=given["user_prompt"],
         system_prompt=given["system_prompt"],
     )
-    return exact(vector.wanted, prompts.render(asked))
+    wrong = exact(vector.wanted, prompts.render(asked))
+    if (
+        CALLS in vector.extra and not vector.must_be_right
+    ):  # else they are those of the wrong output
+        wrong += exact(vector.extra[CALLS], tokenizer.asked if tokenizer else [], CALLS)
+    return wrong

@@ -6,7 +6,7 @@ from api.intake import trim_for
 from api.postprocess import postprocess
 from api.routing import Router
 from api.settings import ApiSettings
-from tests.vectors.comparison import Differences, exact, partial
+from tests.vectors.comparison import Differences, exact, partial, stated
 from tests.vectors.surroundings import Surroundings
 from tests.vectors.vector import Vector
 from worker.settings import EngineSettings
@@ -24,7 +24,7 @@ def routing(vector: Vector, around: Surroundings) -> Differences:
         "is_hard_code_question": router.is_hard_code(prompt),
         "is_long_answer_question": router.is_long_answer(prompt),
     }
-    return partial(vector.wanted, found)
+    return stated(vector.wanted, found) or partial(vector.wanted, found)
 
 
 def postprocess_answer(vector: Vector, around: Surroundings) -> Differences:

@@ -8,7 +8,8 @@ from shared.errors import InvalidRequest
 from shared.sampling import SamplingParams
 from shared.status import ReqStatus
 from shared.stops import StopMatcher
-from tests.vectors.comparison import Difference, Differences, exact, partial
+from tests.vectors.comparison import Difference, Differences, exact, partial, stated
+from tests.vectors.moves import is_carried_out
 from tests.vectors.surroundings import Surroundings
 from tests.vectors.vector import Vector
 
@@ -27,14 +28,17 @@ def from_dict(vector: Vector, around: Surroundings) -> Differences:
         params = SamplingParams.from_dict(asked)
     except InvalidRequest as refused:
         return _refused(wanted, refused, asked)
-    wrong = exact(wanted["valid"], True, "valid")
+    told = ("to_dict",) if "to_dict" in wanted else ("coerced", "or")
+    wrong = stated(wanted, ("valid", "normalised", *told))
+    wrong += exact(wanted.get("valid"), True, "valid")
     taken = params.to_dict()
+    normalised = wanted.get("normalised", {})
     if "to_dict" in wanted:
-        return wrong + exact(wanted["to_dict"], taken, "to_dict")
+        return wrong + exact({**wanted["to_dict"], **normalised}, taken, "to_dict")
     given = {name: value for name, value in asked.items() if value is not None}
     if "coerced" in wanted:
         given |= {name: wanted["coerced"] for name, value in given.items() if value != taken[name]}
-    return wrong + partial({**given, **wanted.get("normalised", {})}, taken, "to_dict")
+    return wrong + partial({**given, **normalised}, taken, "to_dict")
 
 
 def _refused(wanted: dict[str, Any], refused: InvalidRequest, asked: dict[str, Any]) -> Differences:
@@ -42,8 +46,10 @@ def _refused(wanted: dict[str, Any], refused: InvalidRequest, asked: dict[str, A
     `a>b` is the rule that was broken: `a` is the field, and the message speaks of `b`.
     """
     if wanted.get("or") == "422":
-        return exact(_text_field(asked), refused.param, "field")
-    wrong = exact(wanted["valid"], False, "valid")
+        wrong = stated(wanted, ("valid", "normalised", "coerced", "or"))
+        return wrong + exact(_text_field(asked), refused.param, "field")
+    wrong = stated(wanted, ("valid", "error", "field"))
+    wrong += exact(wanted.get("valid"), False, "valid")
     if wanted.get("error", "422") not in REFUSED:
         wrong.append(Difference("error", wanted["error"], refused.code))
     if wanted.get("field") is not None:
@@ -74,20 +80,22 @@ def same_batch_group(vector: Vector, around: Surroundings) -> Differences:
     """The seed's group is its hash, and ours the bucket key."""
     a, b = (SamplingParams.from_dict(with_numbers(vector.input[side])) for side in "ab")
     is_same = a.bucket_key == b.bucket_key
-    return partial(vector.wanted, {"same_hash": is_same, "same_group": is_same})
+    found = {"same_hash": is_same, "same_group": is_same}
+    return stated(vector.wanted, found) or partial(vector.wanted, found)
 
 
 def set_status(vector: Vector, around: Surroundings) -> Differences:
     """`allowed` is whether the seed raises: the same state again is no change, and no fault. `applied` is what a
-    move comes to, and stands beside it where both are told.
+    move comes to, and stands beside it where both are told. The table of moves must say what the broker's
+    scripts do.
     """
     start, to = ReqStatus(vector.input["from"]), ReqStatus(vector.input["to"])
-    is_applied = start.can_become(to)
+    is_applied = is_carried_out(around.broker_url(), start, to)
     found = {"allowed": is_applied or start is to, "applied": is_applied}
-    wrong = partial(vector.wanted, found)
-    return (
-        wrong if vector.must_be_right or not vector.right else wrong + partial(vector.right, found)
-    )
+    wrong = exact(start.can_become(to), is_applied, "the table of moves against the scripts")
+    for wanted in [vector.wanted] + [vector.right] * bool(vector.right):
+        wrong += stated(wanted, found) or partial(wanted, found)
+    return wrong
 
 
 def stream_with_stop(vector: Vector, around: Surroundings) -> Differences:
@@ -111,4 +119,4 @@ def stream_with_stop(vector: Vector, around: Surroundings) -> Differences:
         "stop_reason": stop,
         "pieces_consumed": consumed,
     }
-    return partial(vector.wanted, found)
+    return stated(vector.wanted, found) or partial(vector.wanted, found)

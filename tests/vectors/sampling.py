@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from shared.sampling import SamplingParams
-from tests.vectors.comparison import Difference, Differences, Meaning, exact, partial, prose
+from tests.vectors.comparison import (
+    Difference,
+    Differences,
+    Meaning,
+    exact,
+    partial,
+    prose,
+    stated,
+)
 from tests.vectors.records import with_numbers, with_one_off
 from tests.vectors.service import running
 from tests.vectors.surroundings import Surroundings
 from tests.vectors.vector import Vector
-from worker.engines.hf_options import generation_options
+from worker.engines.hf_options import end_options, generation_options
 from worker.engines.penalties import Penalties
 from worker.engines.row_text import RowText, stop_table
 from worker.engines.stop_tokens import Stops, built_stops, end_token_ids
 from worker.engines.vllm_terms import native_fields
+
+# Those that are given only where they say something.
+SOMETIMES = frozenset({"temperature", "eos_token_id", "stop_strings", "tokenizer"})
 
 
 class RecordedTokenizer:
@@ -56,13 +67,20 @@ async def build_sampling_params(vector: Vector, around: Surroundings) -> Differe
         "stop": list(stops.strings),
         "stop_token_ids": list(stops.ids),
     }
-    compare = partial if vector.must_be_right else exact
-    return compare(_told(vector.wanted), _told(found))
+    wanted = vector.wanted if vector.must_be_right else {**dict.fromkeys(found), **vector.wanted}
+    return _compare(wanted, found, found.keys())
+
+
+def _compare(
+    wanted: Any, found: Mapping[str, Any], known: Collection[str], where: str = ""
+) -> Differences:
+    """As far as it is told. An empty list says as much as none, and none as much as a name left out."""
+    wrong = stated(wanted, known, where)
+    return wrong or partial(_told(wanted), {**dict.fromkeys(wanted), **_told(found)}, where)
 
 
 def _told(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Without empty lists, which say as much as none."""
-    return with_one_off({name: value for name, value in fields.items() if value not in (None, [])})
+    return with_one_off({name: None if value == [] else value for name, value in fields.items()})
 
 
 def get_sampling_config(vector: Vector, around: Surroundings) -> Differences:
@@ -71,24 +89,26 @@ def get_sampling_config(vector: Vector, around: Surroundings) -> Differences:
     stops = built_stops(params, ())
     wanted = vector.wanted
     if not vector.must_be_right:
-        return exact(wanted, generation_options(params))
+        return exact(wanted, _transformers(params, stops))
     if isinstance(wanted, str):
         return prose(wanted, params, {})
     engines = {"transformers": _transformers(params, stops), "vllm": native_fields(params, stops)}
-    wrong: Differences = []
-    for engine, value in wanted.items():
-        if engine not in engines:
-            wrong.append(Difference(engine, value, "an engine that this runner does not know"))
-        elif isinstance(value, str):
-            wrong += prose(value, params, MEANINGS)
+    wrong = stated(wanted, engines)
+    for engine, found in engines.items():
+        if engine not in wanted:
+            continue
+        if isinstance(wanted[engine], str):
+            wrong += prose(wanted[engine], params, MEANINGS)
         else:
-            wrong += partial(_told(value), _told(engines[engine]), engine)
+            wrong += _compare(wanted[engine], found, found.keys() | SOMETIMES, engine)
     return wrong
 
 
 def _transformers(params: SamplingParams, stops: Stops) -> dict[str, Any]:
-    """Stop strings are matched beside `model.generate`, in what the tokenizer decodes."""
-    found = generation_options(params)
+    """Of a model without ends of its own. Stop strings are matched beside `model.generate`, in what the
+    tokenizer decodes.
+    """
+    found = generation_options(params) | end_options(stops, ())
     if stops.strings and all(_ends_at(text, stops, params.min_tokens) for text in stops.strings):
         found |= {"stop_strings": list(stops.strings), "tokenizer": "required"}
     return found

@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tests.vectors.comparison import Difference, Differences, Meaning, exact, partial, prose
+from tests.vectors.comparison import (
+    Difference,
+    Differences,
+    Meaning,
+    exact,
+    partial,
+    prose,
+    stated,
+)
 from tests.vectors.surroundings import Surroundings
 from tests.vectors.vector import Vector
 from worker.settings import EngineSettings
@@ -28,14 +36,20 @@ def build_speculative_config(vector: Vector, around: Surroundings) -> Difference
     if isinstance(wanted, str):
         return prose(wanted, found, MEANINGS)
     is_whole = not isinstance(wanted, dict) or wanted.keys() >= ALWAYS
-    wrong = exact(wanted, found) if is_whole else partial(wanted, found)
+    wrong = (
+        exact(wanted, found)
+        if is_whole
+        else stated(wanted, wanted.keys()) or partial(wanted, found)
+    )
     gone = [name for name in GONE if name in (found or {})]
     return wrong + [Difference(name, "not given", found) for name in gone]
 
 
 def _has_no_key(words: re.Match[str], found: Any) -> Differences:
     key = words["key"]
-    return [Difference(key, "not given", found)] if key in (found or {}) else []
+    if found is None:
+        return [Difference(key, "a description without it", found)]
+    return [Difference(key, "not given", found)] if key in found else []
 
 
 MEANINGS: dict[str, Meaning] = {r"no `?(?P<key>\w+)`? key": _has_no_key}

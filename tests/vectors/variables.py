@@ -7,7 +7,7 @@ from typing import Any
 
 from api.settings import ApiSettings
 from shared.settings import Settings, seed
-from tests.vectors.comparison import Difference, Differences, exact, prose
+from tests.vectors.comparison import Difference, Differences, exact, prose, stated
 from tests.vectors.surroundings import Surroundings
 from tests.vectors.vector import Vector
 from worker.settings import WorkerSettings
@@ -33,7 +33,13 @@ def module_import(vector: Vector, around: Surroundings) -> Differences:
         kind: kind.load() for kind in (ApiSettings, WorkerSettings)
     }
     wanted = vector.wanted
-    wrong = exact(wanted["import"], "ok", "import")
+    wrong = stated(wanted, ("import", "value"))
+    if wrong:
+        return wrong
+    if "import" in wanted:
+        wrong += exact(wanted["import"], "ok", "import")
+    if "value" in wanted and not vector.env:
+        wrong.append(Difference("value", wanted["value"], "no variable that has one"))
     for name, text in vector.env.items():
         kind = owners.get(name.lower())
         if kind is None:

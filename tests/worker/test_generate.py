@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 
 from shared.errors import Busy, EngineDead
+from shared.queue.consumer import Grant
 from shared.request import Message, Req
 from shared.sampling import SamplingParams
 from tests.worker.scripted_engine import PlainPrompts, ScriptedEngine
 from tests.worker.serving import Service, until
+from worker.batcher import Item, MicroBatch
 from worker.engines.base import (
     Capabilities,
     EngineOutput,
@@ -20,7 +23,9 @@ from worker.engines.base import (
     PromptTooLong,
 )
 from worker.generate import lacking
-from worker.running import Stop, echoed
+from worker.prompt import LONG_CHARS
+from worker.running import Running, Stop, echoed
+from worker.think import Thinking
 
 EVERY = frozenset(SamplingParams.__struct_fields__)
 GREEDY = SamplingParams(max_tokens=8, min_tokens=0, temperature=0)
@@ -222,6 +227,25 @@ def test_every_field_that_asks_for_something_is_missed(name: str) -> None:
     assert lacking(loud, EVERY - {name}) == name
     assert lacking(loud, EVERY) is None
     assert lacking(quiet, EVERY - {name}) is None
+
+
+async def test_the_tokens_of_long_reasoning_are_counted_beside_the_loop() -> None:
+    """A tokenizer takes half a second for a megabyte: nobody else's beat is to wait for it."""
+    threads: list[threading.Thread] = []
+
+    def count(text: str) -> int:
+        threads.append(threading.current_thread())
+        return 7
+
+    req = Req(id="q.0-a", sampling=GREEDY, bucket_key="b", digest="d", prompt="q")
+    item = Item(Grant(req.id, "t", 0, 1, 0, 1, [], b""), req, 0.0)
+    batch = MicroBatch("w-1", GREEDY, (item,))
+    for text in ("short", "long " * LONG_CHARS):
+        run = Running(item, batch, EnginePrompt(req.id, (1,)), Thinking(count=count))
+        run.take(EngineOutput(req.id, f"<think>{text}</think>yes", tuple(range(9))))
+        await run.count_reasoning()
+        assert run.report("any", None, None).usage.reasoning_tokens == 7
+    assert threads[0] is threading.main_thread() is not threads[1]
 
 
 def test_greedy_needs_nothing_that_chance_needs() -> None:

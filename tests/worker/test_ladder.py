@@ -95,6 +95,19 @@ async def test_where_all_fail_one_line_says_why_each_did() -> None:
     assert [step.error for step in caught.value.report] == ["one more", "two"]
 
 
+async def test_arguments_that_a_step_chokes_on_end_no_ladder() -> None:
+    class Odd:
+        def __eq__(self, other: object) -> bool:
+            raise TypeError("cannot be compared")
+
+    arguments = {"load_format": Odd()}
+    scripted, brought, _, _ = await climbed(
+        ["LoadConfig: load_format", None], ["vllm_async", "transformers"], arguments
+    )
+    assert brought.kind == "transformers"
+    assert len(scripted.tries) == 2
+
+
 async def test_each_step_is_logged_by_name(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         await climbed([ESTIMATE, None], ["vllm_async"], {"max_model_len": 9000})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -130,6 +131,19 @@ async def test_a_variable_without_a_purpose_is_said_to_have_none_once(
         said = process.said()
     assert said.count("SERVE_VLLM_ENGINE has no effect: vLLM has one engine") == 1
     assert said.count("DEBUG_NET has no effect") == 1
+
+
+async def test_bad_values_are_told_once_and_in_the_chosen_form(
+    broker_url: str, queue_name: str, tmp_path: Path
+) -> None:
+    """The bad address ends it after its first lines."""
+    own = {"GPU_MEMORY_UTILIZATION": "all", "LOG_FORMAT": "json", "REDIS_URL": "carrier-pigeon://x"}
+    async with worker(broker_url, queue_name, tmp_path / "log", **own) as process:
+        assert await process.end() == 2
+        *lines, end = process.said().splitlines()
+    assert "REDIS_URL" in end
+    shown = [(line["level"], line["message"]) for line in map(json.loads, lines)]
+    assert shown == [("warning", "GPU_MEMORY_UTILIZATION: bad value, taking 0.85")]
 
 
 async def test_a_broker_that_evicts_stops_the_start_for_good(

@@ -105,10 +105,19 @@ def folder_of(path: Path, config: str) -> LocalModel:
 
 
 @pytest.mark.parametrize(
-    "kind", ["BertModel", "BertForMaskedLM", "CLIPModel", "Qwen3ForSequenceClassification"]
+    ("kind", "family"),
+    [
+        ("BertModel", "bert"),
+        ("BertForMaskedLM", "bert"),
+        ("CLIPModel", "clip"),
+        ("Qwen3ForSequenceClassification", "qwen3"),
+    ],
 )
-def test_a_model_that_writes_no_text_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
-    source = folder_of(tmp_path, json.dumps({"architectures": [kind]}))
+def test_a_model_that_writes_no_text_is_refused_in_one_line(
+    kind: str, family: str, tmp_path: Path
+) -> None:
+    source = folder_of(tmp_path, json.dumps({"architectures": [kind], "model_type": family}))
+    assert prepare(source, is_draft=True) == tmp_path
     with pytest.raises(ModelError, match=f"holds {kind}, which is no language model") as caught:
         prepare(source)
     assert "\n" not in str(caught.value)
@@ -121,6 +130,7 @@ def test_a_model_that_writes_no_text_is_refused_in_one_line(kind: str, tmp_path:
         '{"architectures": ["GPT2LMHeadModel"]}',
         '{"architectures": ["ChatGLMModel"]}',
         '{"architectures": ["InternVLChatModel"]}',
+        '{"architectures": ["Qwen2_5OmniModel"], "model_type": "qwen2_5_omni"}',
         '{"architectures": ["Gemma3ForConditionalGeneration"]}',
         '{"architectures": null}',
         "{}",
@@ -303,6 +313,8 @@ def test_the_draft_model_is_fetched_where_it_is_wanted_and_not_there() -> None:
     assert draft({"model/org/small"}) is None
     assert draft(set(), skip_model_download=True) is None
     assert draft(set(), spec_method="ngram") is None
+    assert draft(set(), spec_method="suffix") is None
+    assert draft(set(), engine="transformers") is None
     assert draft(set(), enable_speculative_decoding=False) is None
     assert draft(set(), spec_draft_model_dir="elsewhere") is None
     with pytest.raises(ModelError, match="SPEC_DRAFT_MODEL_ID"):

@@ -42,6 +42,19 @@ THINKING = """{%- if messages[0].role == 'system' %}
     {%- endif %}
 {%- endif %}
 """
+# Looks at what users say, as those with tools do, and it makes no difference.
+LOOKING = (
+    """{%- set ns = namespace(multi_step_tool=true, last=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- if ns.multi_step_tool and message.role == "user" and not(
+        message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
+        {%- set ns.multi_step_tool = false %}
+        {%- set ns.last = (messages|length - 1) - loop.index0 %}
+    {%- endif %}
+{%- endfor %}
+"""
+    + THINKING
+)
 UNTHINKING = "<think>\n\n</think>\n\n"
 ROUTED = Delivery(route="short")
 QWEN_LIKE = CHATML.replace("{{m.content}}", "{{ m['content'] }}")
@@ -62,7 +75,7 @@ def render_of(template: str) -> FastPath | None:
     return Prompts(RecordedTokenizer(template), wants_fast_path=True).fast_path
 
 
-@pytest.mark.parametrize("template", [CHATML, QWEN_LIKE, CHATML + "<think>\n"])
+@pytest.mark.parametrize("template", [CHATML, QWEN_LIKE, CHATML + "<think>\n", THINKING, LOOKING])
 def test_a_plain_template_is_proved(template: str) -> None:
     path = render_of(template)
     assert path is not None
@@ -77,6 +90,13 @@ def test_a_plain_template_is_proved(template: str) -> None:
         CHATML.replace("{{m.content}}", "{{m.content | e}}"),
         CHATML.replace("{{m.content}}", "{{m.content}}{{m.content}}"),
         CHATML.replace("{{m.content}}", "{{m.content.split('</think>')[-1]}}"),
+        CHATML.replace("{{m.content}}", "{{m.content | replace('xyzzy', '')}}"),
+        CHATML + "{% if not messages[-1].content.endswith('/nothink') %}<think>{% endif %}",
+        CHATML + "{% if 'xyzzy' in messages[-1].content %}<think>{% endif %}",
+        CHATML + "{% if messages[0].content.startswith('xy' + 'zzy') %}<think>{% endif %}",
+        CHATML + "{% set text = messages[-1].content %}{{ '!' if text == 'hi there' }}",
+        CHATML + "{% if messages[-1].content | length > 100 %}<think>{% endif %}",
+        CHATML + "{% if messages[-1]['content'].isupper() %}<think>{% endif %}",
         "{{ strftime_now('%Y') }}" + CHATML,
         "{% if not messages[0].content %}none{% endif %}" + CHATML,
         "{{ raise_exception('no system turn') }}" + CHATML,

@@ -32,6 +32,7 @@ DERIVED = (
     "config.json). To allow overriding this maximum, set the env var VLLM_ALLOW_LONG_MAX_MODEL_LEN=1."
 )
 CORE = "Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+NOTHING_FITS = "KV cache: the estimated maximum model length is 0."
 LOAD_FORMAT = "ValueError: Load format `awq` is not supported"
 COMPILATION = (
     "compilation_config: Input should be a dictionary or an instance of CompilationConfig, "
@@ -50,6 +51,9 @@ TABLE: list[tuple[dict[str, Any], str, Machine, tuple[str, dict[str, Any]] | Non
     ({"max_model_len": 100000}, DERIVED, OTHER, ("max_model_len", {"max_model_len": 8192})),
     ({}, CORE, OTHER, ("max_model_len", {"max_model_len": 38400})),
     ({"max_model_len": 1024}, CORE, OTHER, None),
+    ({}, CORE, Machine(model_len=8192), ("max_model_len", {"max_model_len": 8192})),
+    ({"max_model_len": -1}, NOTHING_FITS, OTHER, None),
+    ({"max_model_len": "8k"}, KV_CACHE, OTHER, ("max_model_len", {"max_model_len": 85184})),
     (
         {},
         CORE,

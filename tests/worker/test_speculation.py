@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shared.errors import SettingsError
 from worker.settings import EngineSettings
 from worker.speculation import speculative_config
 
@@ -41,3 +42,13 @@ def test_speculation_without_its_model_is_off_and_told(
     assert "set SPEC_DRAFT_MODEL_DIR" in caplog.text
     assert config(tmp_path, spec_draft_model_dir=tmp_path / "gone") is None
     assert "there is no folder" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["suffix", "mtp", "qwen3_next_mtp"])
+def test_a_method_that_asks_no_other_model_needs_no_folder(method: str) -> None:
+    assert config(spec_method=method) == {"method": method, "num_speculative_tokens": 6}
+
+
+def test_speculation_that_is_a_must_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="SPEC_DRAFT_OPTIONAL=0: there is no folder"):
+        config(tmp_path, spec_draft_model_id="org/small", spec_draft_optional=False)

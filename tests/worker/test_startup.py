@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from shared.errors import EngineDead
+from worker.engines.simulated import SimulatedEngine
 from worker.ladder import SetupFailed
 from worker.settings import EngineSettings
-from worker.startup import start
+from worker.startup import Started, start
 
 
 @pytest.fixture(autouse=True)
@@ -28,22 +30,35 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
 async def test_a_started_engine_comes_with_its_prompts_and_report() -> None:
     started = await start(EngineSettings.load(engine="simulated"), None)
     assert started.engine.name == "simulated"
-    assert [(step.name, step.error) for step in started.report] == [
-        ("simulated", None),
-        ("tokenizer", None),
-    ]
+    assert [(step.name, step.error) for step in started.report] == [("simulated", None)]
     assert os.environ["HF_HUB_OFFLINE"] == "1"
 
 
-async def test_an_engine_that_was_named_and_fails_is_the_end_with_its_reason(
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(SetupFailed, match="transformers did not start") as caught:
+async def test_a_folder_without_a_tokenizer_fails_before_any_engine(tmp_path: Path) -> None:
+    with pytest.raises(SetupFailed, match="the tokenizer: ") as caught:
         await start(EngineSettings.load(engine="transformers"), tmp_path)
     assert "\n" not in str(caught.value)
     [step] = caught.value.report
-    assert step.name == "transformers"
+    assert step.name == "tokenizer"
     assert step.error is not None
+
+
+async def test_an_engine_that_dies_of_its_first_run_did_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that the next one is tried; and it is closed, or its threads would keep the process."""
+    closed = []
+
+    async def close(engine: SimulatedEngine) -> None:
+        closed.append(engine)
+
+    async def warm(started: Started) -> None:
+        raise EngineDead("no kernel for this head size")
+
+    monkeypatch.setattr(SimulatedEngine, "close", close)
+    with pytest.raises(SetupFailed, match="simulated: no kernel for this head size"):
+        await start(EngineSettings.load(engine="simulated"), None, warm=warm)
+    assert len(closed) == 1
 
 
 async def test_an_engine_that_needs_a_model_says_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -57,6 +58,61 @@ def test_no_tag_is_shown_of_a_text_that_begins_with_a_block(
 def test_a_literal_opener_inside_a_line_survives() -> None:
     text = "Write <think> before the reasoning."
     assert strip_think(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Use `<think>` and `</think>` tags.",
+        'Write "<think>two and two</think>" first.',
+        "Write ``<think>x</think>`` first.",
+        "“<think>”和“</think>”成对出现。",
+        "思考写在「<think>…</think>」里。",
+    ],
+)
+def test_what_is_spoken_of_in_quotes_survives(text: str) -> None:
+    assert strip_think(text) == text
+    found = split_think(f"<think>a {text} b</think>{text}")
+    assert (found.text, found.reasoning) == (text, f"a {text} b")
+    assert strip_think(f"a</think>{text}", template_opens=True) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ('<think>say "yes"</think>"Yes"', '"Yes"'),
+        ("<think>a lone ` here</think>`code`", "`code`"),
+        ('<think>a "b\n</think>"c"', '"c"'),
+    ],
+)
+def test_quotes_on_both_sides_of_a_tag_that_belong_to_others_hide_nothing(
+    text: str, answer: str
+) -> None:
+    assert strip_think(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<think>a</think>Answer mentions </think> tag", "Answer mentions </think> tag"),
+        ("<think>a</think>It ends with </think>.", "It ends with </think>."),
+        ("<think>a</think> </think> b", "b"),
+        ("<think>a</think>b</think>c", "c"),
+        ("<think>a <think> b </think> c </think> d", "d"),
+        ("x</think><think>a</think>y", "y"),
+    ],
+)
+def test_a_closer_between_words_is_one_of_them_and_other_stray_ones_end_reasoning(
+    text: str, answer: str
+) -> None:
+    assert strip_think(text) == answer
+
+
+@pytest.mark.parametrize("piece", ['"', "“a", "`<think>", '"a <think>', "`</think> ", 'a"b '])
+def test_many_quotes_take_no_time(piece: str) -> None:
+    began = time.monotonic()
+    strip_think("<think>" + piece * 100_000)
+    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("opened", [True, False])

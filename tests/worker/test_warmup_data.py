@@ -144,10 +144,24 @@ def test_no_more_is_read_than_is_needed_and_of_a_huge_file_not_all(
     assert "are read; 1 questions taken" in only_line_of(caplog)
 
     caplog.clear()
+    monkeypatch.setattr(warmup_data, "DOCUMENT_BYTES", 40)
     document = lines.with_suffix(".json")
     document.write_bytes(b"[%s]" % row("x" * 40).strip())
     assert load_user_prompts(str(document), 9) == []
     assert "longer than" in only_line_of(caplog)
+
+
+def test_a_document_which_is_read_whole_may_be_smaller_than_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As objects it takes thirty times as much memory: 32 MiB would be most of a gigabyte."""
+    rows = [{"prompt": "x" * 1000}] * 5 * 2**10
+    document, lines = tmp_path / "d.json", tmp_path / "d.jsonl"
+    document.write_text(json.dumps(rows))
+    lines.write_text("\n".join(map(json.dumps, rows)))
+    assert load_user_prompts(str(document), 1) == []
+    assert "longer than 4 MiB, which only .jsonl may be" in only_line_of(caplog)
+    assert len(load_user_prompts(str(lines), len(rows))) == len(rows)
 
 
 def test_questions_are_never_logged(lines: Path, caplog: pytest.LogCaptureFixture) -> None:

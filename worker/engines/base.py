@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from shared.errors import EngineDead, EngineError, PromptTooLong
-from shared.request import FinishReason
+from shared.request import FinishReason, short
 from shared.sampling import SamplingParams
 
 __all__ = [
@@ -43,6 +43,10 @@ class EnginePrompt(msgspec.Struct, frozen=True):
             return params
         return msgspec.structs.replace(params, max_tokens=self.max_tokens)
 
+    def __repr__(self) -> str:
+        size = f"text_len={len(self.text)}, n_tokens={len(self.token_ids)}"
+        return f"EnginePrompt(id={short(self.request_id)}, {size}, max_tokens={self.max_tokens})"
+
 
 class EngineOutput(msgspec.Struct, frozen=True):
     """One piece: `text` and `token_ids` are new since the piece before.
@@ -65,6 +69,13 @@ class EngineOutput(msgspec.Struct, frozen=True):
     @property
     def is_last(self) -> bool:
         return self.finish_reason is not None or self.error is not None
+
+    def __repr__(self) -> str:
+        reason = self.finish_reason.value if self.finish_reason else None
+        size = f"text_len={len(self.text)}, n_tokens={len(self.token_ids)}"
+        error = type(self.error).__name__ if self.error else None
+        end = f"finish_reason={reason}, error={error}"
+        return f"EngineOutput(id={short(self.request_id)}, {size}, {end})"
 
 
 class Capabilities(msgspec.Struct, frozen=True):

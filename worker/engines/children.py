@@ -30,6 +30,10 @@ class Children:
             return
         self._ours.update({key: found[key] for key in found.keys() - self._before})
 
+    def has_lost_one(self) -> bool:
+        """Whether one of those that were seen has ended."""
+        return any(map(_has_ended, list(self._ours.values())))
+
     def end(self) -> None:
         """Blocks for a few seconds where something has to be killed."""
         import psutil
@@ -46,6 +50,16 @@ class Children:
         if alive:
             log.error("processes of the engine could not be killed: %s", [p.pid for p in alive])
         self._ours.clear()
+
+
+def _has_ended(process: object) -> bool:
+    import psutil
+
+    assert isinstance(process, psutil.Process)
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _is_tracker(process: object) -> bool:

@@ -1,14 +1,16 @@
 """Our sampling parameters in transformers' words. Pure: knows no model.
 
-What transformers has no word for is done beside it: stop strings and ids by the rows (`hf_rows.py`), frequency
-and presence by a logits processor (`penalties.py`).
+What transformers has no word for is done beside it: stop strings by the rows (`hf_rows.py`), frequency and
+presence by a logits processor (`penalties.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from shared.sampling import SamplingParams
+from worker.engines.stop_tokens import Stops
 
 
 def generation_options(params: SamplingParams) -> dict[str, Any]:
@@ -28,3 +30,11 @@ def generation_options(params: SamplingParams) -> dict[str, Any]:
         "top_p": params.top_p,
         "top_k": max(0, params.top_k),
     }
+
+
+def end_options(stops: Stops, eos: Iterable[int]) -> dict[str, Any]:
+    """The one argument of `model.generate` that names ids: a request's own are ends beside `eos`, those of the
+    model that count for it. Nothing where no id ends an answer.
+    """
+    ends = sorted({*stops.ids, *eos})
+    return {"eos_token_id": ends} if ends else {}

@@ -62,7 +62,6 @@ class RowWatch:
         self,
         on_step: Callable[[], None],
         rows: Sequence[Row],
-        eos: frozenset[int],
         ends: frozenset[int],
         min_tokens: int,
         stops: Stops,
@@ -71,7 +70,6 @@ class RowWatch:
     ) -> None:
         self._on_step = on_step
         self._rows = rows
-        self._eos = eos
         self._ends = ends
         self._min_tokens = min_tokens
         self._stops = stops
@@ -94,8 +92,7 @@ class RowWatch:
             row.first_token_s = time.monotonic() - row.began
         if token_id in self._ends and len(text.ids) >= self._min_tokens:
             text.end(token_id)
-            reason = None if token_id in self._eos else self._stops.reason(token_id)
-            self._emit(row.piece(FinishReason.stop, reason))
+            self._emit(row.piece(FinishReason.stop, self._stops.reason(token_id)))
         elif (stop := text.add(token_id)) is not None:
             self._emit(row.piece(FinishReason.stop, stop))
         elif row.is_aborted:

@@ -20,7 +20,7 @@ from shared.request import FinishReason
 from shared.sampling import SamplingParams
 from worker.engines.base import Capabilities, EngineDead, EngineOutput, EnginePrompt
 from worker.engines.devices import torch_device
-from worker.engines.hf_options import generation_options
+from worker.engines.hf_options import end_options, generation_options
 from worker.engines.hf_rows import Emit, Row, RowWatch
 from worker.engines.penalties import Penalties
 from worker.engines.row_text import RowText, stop_table
@@ -34,7 +34,7 @@ FALLBACK_MODEL_LEN = 4096
 class TransformersEngine:
     name = "transformers"
     capabilities = Capabilities(
-        fields=frozenset(SamplingParams.__struct_fields__) - {"logprobs"},
+        fields=frozenset(SamplingParams.__struct_fields__) - {"echo", "logprobs"},
         can_abort=True,
         can_stream=True,
         rows_share=frozenset(SamplingParams.__struct_fields__) - {"echo", "max_tokens"},
@@ -194,7 +194,8 @@ class TransformersEngine:
         import torch
 
         eos = frozenset() if params.ignore_eos else self._eos
-        ends = eos | set(stops.ids)
+        end = end_options(stops, eos)
+        ends = frozenset(end.get("eos_token_id", ()))
         # Padding is on the left, so that all rows go on at the same place. Each row is padded with a token of
         # its own prompt: the mask hides it from the model, but transformers' repetition penalty sees it.
         width = max(len(row.prompt.token_ids) for row in rows)
@@ -212,16 +213,16 @@ class TransformersEngine:
         if params.is_greedy:
             del options["top_k"]  # transformers would warn that it has no effect
         penalties = [Penalties(params, width)] if Penalties.are_asked(params) else []
-        watch = RowWatch(self._step, rows, eos, ends, params.min_tokens, stops, stream, emit)
+        watch = RowWatch(self._step, rows, ends, params.min_tokens, stops, stream, emit)
         with torch.inference_mode(), _chance(_seed(params)):
             self._model.generate(
                 input_ids=padded.to(self._model.device),
                 attention_mask=mask.to(self._model.device),
-                eos_token_id=sorted(ends) or None,
                 pad_token_id=max(self._eos, default=0),  # fills up rows that are over
                 use_cache=True,
                 stopping_criteria=[watch],
                 logits_processor=penalties,
+                **end,
                 **options,
             )
 

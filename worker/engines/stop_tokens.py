@@ -28,11 +28,12 @@ class Stops(msgspec.Struct, frozen=True):
 
     def reason(self, reported: str | int | None) -> str | int | None:
         """In the words of whoever asked: the string that was given, not the id it became. An id that
-        nobody asked for is one of the model's own ends, which have no reason.
+        nobody asked for is one of the model's own ends, which have no reason. Engines hand over every id
+        that ended an answer, the end of sequence too.
         """
         if not isinstance(reported, int):
             return reported
-        return self.named.get(reported, reported if reported in self.asked else None)
+        return reported if reported in self.asked else self.named.get(reported)
 
 
 class StopRules(msgspec.Struct, frozen=True):
@@ -60,17 +61,18 @@ class StopRules(msgspec.Struct, frozen=True):
 def end_token_ids(tokenizer: Any) -> tuple[int, ...]:
     """The tokenizer's end of sequence and the two end markers, each where it has it.
 
-    A look-up that answers with the unknown token's id has found nothing.
+    A look-up that answers with the unknown token's id has found nothing, unless the marker is that token.
     """
     found = [getattr(tokenizer, "eos_token_id", None)]
     unknown = getattr(tokenizer, "unk_token_id", None)
+    unknown_text = getattr(tokenizer, "unk_token", None)
     for marker in END_MARKERS:
         try:
             token_id = tokenizer.convert_tokens_to_ids(marker)
         except Exception:
             # Tokenizers come from models' own code too; one that lacks a marker may raise anything.
             continue
-        if token_id != unknown:
+        if token_id != unknown or marker == unknown_text:
             found.append(token_id)
     return tuple(dict.fromkeys(i for i in found if type(i) is int and i >= 0))
 
@@ -86,8 +88,14 @@ def built_stops(params: SamplingParams, ends: tuple[int, ...]) -> Stops:
 
 
 def as_tokens(stops: Stops, special: Mapping[str, int]) -> Stops:
-    """The same stops, with strings that are one special token as that token's id alone."""
-    named = {special[text]: text for text in stops.strings if text in special}
+    """The same stops, with strings that are one special token as that token's id alone. One at which the
+    answer ends anyway adds nothing, and is no reason.
+    """
+    named = {
+        special[text]: text
+        for text in stops.strings
+        if text in special and special[text] not in stops.ids
+    }
     return Stops(
         strings=tuple(text for text in stops.strings if text not in special),
         ids=tuple(dict.fromkeys((*stops.ids, *named))),

@@ -23,7 +23,14 @@ ELSEWHERE = {
     "hf_token": "HF_TOKEN in the environment: arguments are shown in /workers",
     "disable_log_stats": "nothing: the stall watch needs the engine's figures",
     "skip_tokenizer_init": "nothing: stop strings need the tokenizer",
+    "enable_log_requests": "nothing: prompts are never logged",
+    # How many GPUs a worker gets is decided before there is one.
+    "tensor_parallel_size": "TENSOR_PARALLEL_SIZE",
+    "pipeline_parallel_size": "PIPELINE_PARALLEL_SIZE",
+    "data_parallel_size": "WORKERS: more copies of a model are more workers",
 }
+# Arguments that may hold keys of a storage or of a network.
+PRIVATE = ("model_loader_extra_config", "kv_transfer_config", "additional_config", "hf_overrides")
 
 
 def engine_arguments(
@@ -34,7 +41,6 @@ def engine_arguments(
     ENGINE_ARGS comes last and stands over all others.
     """
     max_seqs, max_tokens = device.default_batch
-    max_seqs = settings.vllm_max_num_seqs or max_seqs
     eager = settings.vllm_enforce_eager
     arguments = {
         "model": str(model_dir),
@@ -51,9 +57,7 @@ def engine_arguments(
         "load_format": settings.vllm_load_format,
         "kv_cache_dtype": settings.kv_dtype,
         "enable_prefix_caching": settings.enable_prefix_caching,
-        "max_num_seqs": max_seqs,
-        # A step must have room for one token of every request.
-        "max_num_batched_tokens": max(settings.vllm_max_num_batched_tokens or max_tokens, max_seqs),
+        "max_num_seqs": settings.vllm_max_num_seqs or max_seqs,
         # Compiling takes a minute and a C compiler on a CPU, and gains a fifth.
         "enforce_eager": (device.is_cpu or None) if eager is None else eager,
         **(_metax(settings) if has_metax else {}),
@@ -61,9 +65,20 @@ def engine_arguments(
         "speculative_config": speculative_config(settings),
         **settings.engine_args,
     }
-    if arguments["max_num_seqs"] is None:
-        raise SettingsError("ENGINE_ARGS: max_num_seqs must be a number")
+    if "max_num_batched_tokens" not in settings.engine_args:
+        wanted = settings.vllm_max_num_batched_tokens or max_tokens
+        arguments["max_num_batched_tokens"] = max(wanted, *_least_tokens(arguments))
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _least_tokens(arguments: Mapping[str, Any]) -> list[int]:
+    """What a step must have room for: a token of every request, and a whole prompt where none is read in parts."""
+    needs = ["max_num_seqs"]
+    if arguments.get("enable_chunked_prefill") is False:
+        needs.append("max_model_len")
+    found = [arguments.get(name) for name in needs]
+    # What is no number is for vLLM to refuse.
+    return [value for value in found if type(value) is int] or [1]
 
 
 def _metax(settings: EngineSettings) -> dict[str, Any]:
@@ -95,11 +110,18 @@ def known_arguments(
     return {name: value for name, value in arguments.items() if name in names}, dropped
 
 
+def shown(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """As logs and `/workers` may have them."""
+    return {name: "(set)" if name in PRIVATE else value for name, value in arguments.items()}
+
+
 def check_given(given: Mapping[str, Any], names: Any) -> None:
     """Raises SettingsError naming the first argument of ENGINE_ARGS that cannot be given."""
     for name in given:
         if name in ELSEWHERE:
             raise SettingsError(f"ENGINE_ARGS: {name} is set by {ELSEWHERE[name]}")
+        if given[name] is None and name == "max_num_seqs":
+            raise SettingsError("ENGINE_ARGS: max_num_seqs must be a number")
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
             hint = f"; is {near[0]} meant?" if near else ""

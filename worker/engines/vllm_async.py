@@ -19,6 +19,7 @@ from worker.engines.vllm_terms import NativeParams, piece_of, request_error
 from worker.settings import EngineSettings
 
 log = logging.getLogger(__name__)
+ANSWER_S = 60.0  # the model is loaded by then, so this is one message and its answer
 
 
 class VllmAsyncEngine:
@@ -43,7 +44,9 @@ class VllmAsyncEngine:
         """Takes a minute on a CPU, in a thread: the loop stays free for signals."""
         try:
             await asyncio.to_thread(self._load)
-            await self._engine.get_supported_tasks()  # kept by vLLM: no request waits for it later
+            # Kept by vLLM: no request waits for it later. A process that dies now would never answer.
+            async with asyncio.timeout(ANSWER_S):
+                await self._engine.get_supported_tasks()
         except Exception as error:
             refused = self._launch.refused(error)
             await self.close()

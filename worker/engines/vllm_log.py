@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ERRORS = "errors.log"
+PREFIX = "sluice-engine-"
 LAST_LINE = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt)): (.+)$", re.MULTILINE)
 # They repeat in the outer process what the inner one has said.
 WRAPPERS = ("Worker failed with error", "Engine core initialization", "EngineCore encountered")
@@ -30,7 +32,8 @@ class ErrorLog:
         from vllm.config.logging import LoggingConfig
         from vllm.logger import DEFAULT_LOGGING_CONFIG
 
-        self._folder = Path(tempfile.mkdtemp(prefix="sluice-engine-"))
+        sweep_leftovers()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
         described = copy.deepcopy(DEFAULT_LOGGING_CONFIG)
         described["formatters"]["errors"] = {"format": "%(message)s"}
         described["handlers"]["errors"] = {
@@ -66,3 +69,13 @@ class ErrorLog:
         if self._folder is None or not (self._folder / ERRORS).is_file():
             return b""
         return (self._folder / ERRORS).read_bytes()
+
+
+def sweep_leftovers() -> None:
+    """The folders of processes that are no more: whoever has to exit at once leaves its own behind."""
+    import psutil
+
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
+        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)

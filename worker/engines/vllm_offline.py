@@ -8,6 +8,7 @@ waits for a group before.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import queue
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -17,14 +18,16 @@ from typing import Any
 
 import msgspec
 
+from shared.request import FinishReason
 from shared.sampling import SamplingParams
 from worker.engines.base import Capabilities, EngineDead, EngineOutput, EnginePrompt
 from worker.engines.stop_tokens import StopRules, Stops
 from worker.engines.vllm_start import CLOSE_S, Launch
-from worker.engines.vllm_terms import NativeParams, piece_of, request_error
+from worker.engines.vllm_terms import NativeParams, piece_of, request_error, words
 from worker.settings import EngineSettings
 
 log = logging.getLogger(__name__)
+LOOK_S = 1.0
 Pieces = asyncio.Queue[EngineOutput | EngineDead]
 
 
@@ -71,8 +74,12 @@ class VllmOfflineEngine:
     async def start(self) -> None:
         """Takes a minute on a CPU, in the owner's thread: the loop stays free for signals."""
         self._loop = asyncio.get_running_loop()
+        loading = self._loop.run_in_executor(self._owner, self._load)
         try:
-            await self._loop.run_in_executor(self._owner, self._load)
+            while not (await asyncio.wait({loading}, timeout=LOOK_S))[0]:
+                if await asyncio.to_thread(self._launch.has_lost_one):
+                    await asyncio.to_thread(fail_open_calls)
+            await loading
         except Exception as error:
             refused = self._launch.refused(error)
             await self.close()
@@ -217,7 +224,12 @@ class VllmOfflineEngine:
             live = self._live.get(rid)
             if live is None:
                 continue
-            piece = piece_of(rid, output, live.stops)
+            try:
+                piece = piece_of(rid, output, live.stops)
+            except Exception as error:
+                log.exception("what vLLM gave for one request cannot be told")
+                piece = EngineOutput(rid, error=request_error(error))
+                self._drop(rid)
             if piece.is_last:
                 del self._live[rid]
             told.append((live.pieces, piece))
@@ -241,29 +253,42 @@ class VllmOfflineEngine:
                 self._tell([(pieces, self._fail(EngineDeadError()))])
                 return
             except Exception as error:
-                engine.abort_request([rid])  # whatever of it got in
                 self._tell([(pieces, EngineOutput(rid, error=request_error(error)))])
+                self._drop(rid)  # whatever of it got in
             else:
                 self._live[rid] = Live(internal_id, order.stops, pieces)
 
     def _abort(self, request_ids: Sequence[str]) -> None:
         """vLLM forgets an aborted request without a word when there is no queue of its own to tell."""
-        from vllm.v1.engine import FinishReason
-
-        engine = self._llm.llm_engine
         for rid in request_ids:
             live = self._live.pop(rid, None)
-            if live is None:
-                continue
-            state = engine.output_processor.request_states[live.internal_id]
-            output = state.make_request_output([], None, FinishReason.ABORT, None)
-            self._tell([(live.pieces, piece_of(rid, output, live.stops))])
-            engine.abort_request([rid])
+            if live is not None:
+                self._tell([(live.pieces, self._cut_short(rid, live))])
+                self._drop(rid)
+
+    def _cut_short(self, rid: str, live: Live) -> EngineOutput:
+        """What there is of a request's answer."""
+        from vllm.v1.engine import FinishReason as Reason
+
+        try:
+            state = self._llm.llm_engine.output_processor.request_states[live.internal_id]
+            output = state.make_request_output([], None, Reason.ABORT, None)
+            return piece_of(rid, output, live.stops)
+        except Exception:
+            log.exception("what vLLM has of an aborted request cannot be told")
+            return EngineOutput(rid, finish_reason=FinishReason.abort)
+
+    def _drop(self, rid: str) -> None:
+        """vLLM goes on without it. If it cannot, nobody listens to what it says of it."""
+        try:
+            self._llm.llm_engine.abort_request([rid])
+        except Exception as error:
+            log.error("vLLM could not drop a request: %s", words(error))
 
     def _note_death(self) -> None:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        self._fail(EngineDeadError())
+        """Answers that came before the end are still to be told: its own word for the end lies behind them."""
+        while self._dead is None:
+            self._step()
 
     def _fail(self, error: BaseException) -> EngineDead:
         """Nothing can go on. The first cause stands."""
@@ -284,3 +309,20 @@ class VllmOfflineEngine:
 def _deliver(told: Sequence[tuple[Pieces, EngineOutput | EngineDead]]) -> None:
     for pieces, piece in told:
         pieces.put_nowait(piece)
+
+
+def fail_open_calls() -> None:
+    """vLLM's client waits without a limit for the answer to a call of its own, also when the process has died
+    that was to give it. While the `LLM` is being built nobody holds that client, so it is searched for.
+    """
+    from vllm.v1.engine.core_client import SyncMPClient
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    for client in gc.get_objects():
+        if type(client) is not SyncMPClient:
+            continue
+        calls = vars(client).get("utility_results")  # the last thing that it gets
+        if calls and client.resources.engine_dead:
+            for future in list(calls.values()):
+                if not future.done():
+                    future.set_exception(EngineDeadError())

@@ -51,13 +51,19 @@ class Launch:
 
     def refused(self, error: Exception) -> EngineError:
         """Why there is no engine. To be asked before `end`, which takes the processes' own words away."""
-        if isinstance(error, ModuleNotFoundError):
+        module = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+        if module.partition(".")[0] == "vllm":
             return EngineError(
                 f"vLLM cannot be loaded here ({error}); where it has no build, as on macOS, "
                 "ENGINE=transformers serves"
             )
         cause = self._errors.cause() or words(error)
         return EngineError(f"vLLM did not start: {cause}{self._hint(cause)}")
+
+    def has_lost_one(self) -> bool:
+        """Whether a process below us has ended that was there at some look since `prepare`."""
+        self._children.look()
+        return self._children.has_lost_one()
 
     def dead(self, error: BaseException) -> EngineDead:
         return EngineDead(f"vLLM's engine died: {self._errors.cause() or words(error)}")

@@ -79,12 +79,19 @@ def piece_of(rid: str, output: Any, stops: Stops) -> EngineOutput:
         finish_reason=FinishReason("stop" if reason == "repetition" else reason)
         if reason
         else None,
-        stop_reason=stops.reason(made.stop_reason),
+        stop_reason=stops.reason(_reported(made)),
         cached_tokens=output.num_cached_tokens or 0,
         first_token_s=_first_token_s(output.metrics),
         logprobs=_logprobs(made) if made.logprobs is not None else None,
         error=error,
     )
+
+
+def _reported(made: Any) -> str | int | None:
+    """What ended an answer. vLLM says nothing of the end of sequence, which a request may have named itself."""
+    if made.finish_reason == "stop" and made.stop_reason is None and made.token_ids:
+        return int(made.token_ids[-1])
+    return made.stop_reason  # type: ignore[no-any-return]
 
 
 def _first_token_s(stats: Any) -> float | None:

@@ -12,8 +12,10 @@ local g = redis.call('HMGET', grp, 'n', 'submitted', 'cancelled')
 local count = (#ARGV - 4) / 3
 if not g[1] then return {'GONE'} end
 local done = tonumber(g[2])
+-- First: a cancel counts the children as submitted that never were, so `submitted` would say DUP of them.
+if g[3] == '1' then return {'GONE'} end
 if done >= start + count then return {'DUP', done} end
-if g[3] == '1' or not redis.call('ZSCORE', K_resv, parent) then return {'GONE'} end
+if not redis.call('ZSCORE', K_resv, parent) then return {'GONE'} end
 if done ~= start then return {'GAP', done} end
 local left = tonumber(redis.call('HGET', grp, 'tokens'))
 for i = 0, count - 1 do
