@@ -51,9 +51,10 @@ class EnginePrompt(msgspec.Struct, frozen=True):
 class EngineOutput(msgspec.Struct, frozen=True):
     """One piece: `text` and `token_ids` are new since the piece before.
 
-    The last piece has a `finish_reason`; `stop_reason` is the string or token id that matched, None
-    for end-of-sequence. `error` is set instead when this request alone failed. `first_token_s`, on the
-    last piece at the latest: from `generate` to the first token; None where there was none.
+    The last piece has a `finish_reason`; `stop_reason` is the string or token id that matched, None for
+    an end of the model's own that the request did not name. `error` is set instead when this request alone
+    failed. `first_token_s`, on the last piece at the latest: from `generate` to the first token; None where
+    there was none.
     """
 
     request_id: str
