@@ -103,7 +103,8 @@ class Settings(BaseSettings):
                 raise ValueError("must be finite")
         except ValueError:
             default = field.get_default(call_default_factory=True, validated_data={})
-            log.warning("%s: bad value, taking %r", str(info.field_name).upper(), default)
+            taken = "the default" if default is None else repr(default)
+            log.warning("%s: bad value %r, taking %s", str(info.field_name).upper(), value, taken)
             return default
         clamp: Any = extra.get("clamp")
         return max(clamp[0], min(clamp[1], taken)) if clamp and taken is not None else taken

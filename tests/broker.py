@@ -1,80 +1,16 @@
 """The real broker for tests: one Valkey server a session, a queue of its own for each test.
 
-Imported by the `conftest.py` files as a pytest plugin; a test that ends a server starts its own with `Server`.
+Imported by `conftest.py` as a pytest plugin; a test that ends a server starts its own.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
-import subprocess
-import tempfile
-import time
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import redis
 
-from cli.broker import server_binary as find_server
-
-
-def server_binary() -> str:
-    return str(find_server())
-
-
-class Server:
-    """A Valkey process with a unix socket in a short folder; `port` adds loopback TCP."""
-
-    def __init__(
-        self, folder: Path | None = None, *, aof: bool = False, extra: tuple[str, ...] = ()
-    ) -> None:
-        self._is_own_folder = folder is None
-        self.folder = folder or Path(tempfile.mkdtemp(prefix="sluice-t-"))
-        self.socket = self.folder / "s.sock"
-        self.url = f"unix://{self.socket}"
-        self._args = [
-            server_binary(), "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder),
-            "--save", "", "--appendonly", "yes" if aof else "no", "--maxmemory-policy", "noeviction",
-            "--loglevel", "warning", *extra,
-        ]  # fmt: skip
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> Server:
-        self.process = subprocess.Popen(
-            self._args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        deadline = time.monotonic() + 20
-        while True:
-            client = redis.Redis.from_url(self.url)
-            try:
-                client.ping()
-                return self
-            except redis.RedisError:
-                if time.monotonic() > deadline or self.process.poll() is not None:
-                    raise
-                time.sleep(0.02)
-            finally:
-                client.close()
-
-    def send(self, number: int) -> None:
-        assert self.process is not None
-        os.kill(self.process.pid, number)
-
-    def stop(self, number: int = signal.SIGTERM) -> None:
-        if self.process is not None:
-            if self.process.poll() is None:
-                self.process.send_signal(number)
-                self.process.send_signal(signal.SIGCONT)
-            self.process.wait(20)
-            self.process = None
-
-    def clean(self) -> None:
-        """Remove the folder that was made for it; after the last stop."""
-        if self._is_own_folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
+from tests.valkey_server import Server
 
 
 @pytest.fixture(scope="session")

@@ -45,7 +45,7 @@ from worker.startup import Started, start
 from worker.warmup import warm_up
 
 log = logging.getLogger("worker")
-LINGER_S = 10.0
+LINGER_S, FINAL_S = 10.0, 1.0
 # How the process ends: a bad setting is not tried again.
 BAD_SETTING, NO_ENGINE = 2, 3
 
@@ -189,8 +189,9 @@ class Worker:
         )
         self._metrics.state(WorkerState.SETUP_FAILED, 0)
         leases.beat_now()
-        # Long enough to be seen in /workers; then the supervisor may try again.
-        await asyncio.wait({stopping}, timeout=LINGER_S)
+        # Long enough to be seen in /workers; then the supervisor may try again, but not with a bad setting.
+        is_final = isinstance(error, SettingsError)
+        await asyncio.wait({stopping}, timeout=FINAL_S if is_final else LINGER_S)
         await leases.stop()
         # What it said last stays: whoever looks later is told as well, until it is forgotten.
         await self._connection.close()

@@ -37,7 +37,7 @@ from worker.settings import EngineSettings, inherited
 from worker.think import Tags
 
 log = logging.getLogger(__name__)
-SIMULATED = "simulated"
+SIMULATED, VLLM = "simulated", "vllm"
 # What the first seed honours on these devices alone.
 METAX_ALONE = ("default_max_model_len", "enable_chunked_prefill", "vllm_compilation_config")
 
@@ -99,7 +99,7 @@ async def start(
     # Before the engines, which take a minute: none would fare better with a folder that is at fault here.
     prompts = await _load_prompts(kinds, settings, model_dir, report)
     arguments: Arguments = {}
-    if model_dir is not None and any(kind.startswith("vllm") for kind in kinds):
+    if model_dir is not None and any(kind.startswith(VLLM) for kind in kinds):
         arguments = await asyncio.to_thread(_arguments, settings, model_dir, has_metax, report)
 
     async def construct(kind: str, arguments: Arguments) -> Engine:
@@ -115,6 +115,8 @@ async def start(
 
     machine = Machine(has_metax, settings.safe_max_model_len, _own_length(model_dir))
     brought = await climb(kinds, arguments, construct, machine, report, on_repair)
+    if settings.engine_args and not brought.kind.startswith(VLLM):
+        log.warning("ENGINE_ARGS has an effect on vLLM only; %s runs without", brought.kind)
     return Started(brought.engine, prompts, tuple(report))
 
 

@@ -14,7 +14,7 @@ from api.settings import ApiSettings
 from tests.api.answering import answering
 from tests.api.conftest import Load
 from tests.api.serving import Front, eventually, front_door, served
-from tests.broker import Server
+from tests.valkey_server import Server
 
 STILL = ("/", "/livez", "/metrics", "/version", "/info", "/system_prompt")
 NOT = (

@@ -69,7 +69,7 @@ def test_bad_values_are_told_once_and_in_the_chosen_form(tmp_path: Path) -> None
     assert "REDIS_URL" in end
     shown = [(line["level"], line["message"]) for line in map(json.loads, lines)]
     assert shown == [
-        ("warning", "MAX_NEW_TOKENS: bad value, taking 32"),
+        ("warning", "MAX_NEW_TOKENS: bad value 'many', taking 32"),
         ("warning", "without effect in PROFILE=neutral: MAX_NEW_TOKENS"),
     ]
 

@@ -12,8 +12,8 @@ import yaml
 from cli.parts import API_MARGIN_S, WORKER_MARGIN_S
 from cli.settings import UpSettings
 from tests.architecture.source_tree import ROOT
-from tests.broker import Server
 from tests.docs.dockerfile import Dockerfile
+from tests.valkey_server import Server
 
 SERVICES = ("redis", "api", "worker", "worker-gpu")
 OURS = ("api", "worker", "worker-gpu")

@@ -12,9 +12,9 @@ import pytest
 
 from cli.data_folder import DataFolder
 from cli.records import Record
-from tests.broker import Server
 from tests.e2e.launcher import Launcher
 from tests.e2e.places import wait_until
+from tests.valkey_server import Server
 
 START_LIMIT_S = 60.0
 GONE_LIMIT_S = 5.0

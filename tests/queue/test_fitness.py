@@ -17,7 +17,7 @@ from shared.queue.snapshot import Caps
 from shared.request import Req
 from shared.sampling import SamplingParams
 from shared.settings import QueueSettings
-from tests.broker import Server
+from tests.valkey_server import Server
 
 
 async def test_a_broker_that_evicts_gets_no_request_until_it_is_mended(

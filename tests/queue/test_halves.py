@@ -19,8 +19,8 @@ from shared.queue.keys import Keys
 from shared.queue.scripts import Call
 from shared.queue.snapshot import Caps
 from shared.request import Body, Report, Usage
-from tests.broker import Server
 from tests.queue.pair import FREE, INFO, Pair, pair_on, serving, until
+from tests.valkey_server import Server
 
 
 async def test_submit_and_wait(pair: Pair) -> None:

@@ -15,7 +15,7 @@ from shared.errors import BrokerUnavailable
 from shared.queue.connection import Connection
 from shared.queue.line import Line
 from shared.settings import QueueSettings
-from tests.broker import Server
+from tests.valkey_server import Server
 
 BUDGET_S = 2.0
 

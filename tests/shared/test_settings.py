@@ -260,7 +260,8 @@ def test_a_bad_seed_value_warns_and_the_default_is_taken(
     settings = Seeds.load()
     assert getattr(settings, name.lower()) == default
     (said,) = [r for r in caplog.records if r.levelno == logging.WARNING]
-    assert said.getMessage() == f"{name}: bad value, taking {default!r}"
+    taken = "the default" if default is None else repr(default)
+    assert said.getMessage() == f"{name}: bad value {value!r}, taking {taken}"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tests.broker import Server
+from tests.valkey_server import Server
 from tests.vectors.runner import Result, Verdict, run_file, told
 
 

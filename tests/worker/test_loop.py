@@ -16,7 +16,7 @@ from shared.queue.consumer import Claimed, Consumer
 from shared.request import Usage
 from shared.sampling import SamplingParams
 from shared.worker_info import WorkerState
-from tests.broker import Server
+from tests.valkey_server import Server
 from tests.worker.scripted_engine import ScriptedEngine
 from tests.worker.serving import Service, until
 from worker.metrics import WorkerMetrics

@@ -19,8 +19,8 @@ from shared.queue.connection import Connection
 from shared.queue.producer import Producer
 from shared.settings import QueueSettings
 from shared.worker_info import WorkerInfo, WorkerState
-from tests.broker import Server
 from tests.queue.pair import FREE, Pair
+from tests.valkey_server import Server
 
 ROOT = Path(__file__).parents[2]
 
@@ -143,7 +143,7 @@ async def test_bad_values_are_told_once_and_in_the_chosen_form(
         *lines, end = process.said().splitlines()
     assert "REDIS_URL" in end
     shown = [(line["level"], line["message"]) for line in map(json.loads, lines)]
-    assert shown == [("warning", "GPU_MEMORY_UTILIZATION: bad value, taking 0.85")]
+    assert shown == [("warning", "GPU_MEMORY_UTILIZATION: bad value 'all', taking 0.85")]
 
 
 async def test_a_broker_that_evicts_stops_the_start_for_good(

@@ -34,6 +34,13 @@ async def test_a_started_engine_comes_with_its_prompts_and_report() -> None:
     assert os.environ["HF_HUB_OFFLINE"] == "1"
 
 
+async def test_arguments_for_vllm_are_said_to_do_nothing_elsewhere(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await start(EngineSettings.load(engine="simulated", engine_args={"max_num_seqs": 4}), None)
+    assert "ENGINE_ARGS has an effect on vLLM only; simulated runs without" in caplog.text
+
+
 async def test_a_folder_without_a_tokenizer_fails_before_any_engine(tmp_path: Path) -> None:
     with pytest.raises(SetupFailed, match="the tokenizer: ") as caught:
         await start(EngineSettings.load(engine="transformers"), tmp_path)
