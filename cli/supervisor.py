@@ -187,9 +187,10 @@ class Supervised:
             self.ready.clear()
             if self._stopping:
                 return
+            said = await self._why(life) if self._why is not None else None
             hopeless = None
             if end.code == BAD_SETTING and not was_ready:
-                hopeless = end.last_line
+                hopeless = said or end.last_line
             elif lives == self._tries and not has_served:
                 hopeless = f"ended {lives} times and was never ready ({end.reason()})"
             if hopeless is not None and self._on_hopeless is not None:
@@ -197,7 +198,6 @@ class Supervised:
                 self._on_hopeless(hopeless)
                 return
             backoff, wait_s = backoff.after(time.monotonic() - began, random.random())
-            said = await self._why(life) if self._why is not None else None
             reason = said or end.reason()
             self._on_state(self.part.name, f"died ({reason}); starts again in {wait_s:.1f} s")
             await asyncio.sleep(wait_s)
