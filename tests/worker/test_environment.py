@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,17 +10,7 @@ import pytest
 from worker.environment import METAX_MEMORY_SHARE, engine_environment, for_device, write_environment
 from worker.settings import EngineSettings
 
-
-@pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Without settings from outside, and as it was afterwards."""
-    monkeypatch.chdir(tmp_path)
-    before = dict(os.environ)
-    for name in [name for name in before if name.lower() in EngineSettings.model_fields]:
-        monkeypatch.delenv(name)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+pytestmark = pytest.mark.usefixtures("environment")
 
 
 def test_nothing_is_reported_from_an_engine() -> None:

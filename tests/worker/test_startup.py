@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,17 +13,7 @@ from worker.ladder import SetupFailed
 from worker.settings import EngineSettings
 from worker.startup import Started, start
 
-
-@pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Without settings from outside, and as it was afterwards."""
-    monkeypatch.chdir(tmp_path)
-    before = dict(os.environ)
-    for name in [name for name in before if name.lower() in EngineSettings.model_fields]:
-        monkeypatch.delenv(name)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+pytestmark = pytest.mark.usefixtures("environment")
 
 
 async def test_a_started_engine_comes_with_its_prompts_and_report() -> None:
