@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import SettingsError
+from worker.engine_choice import ASYNC, OFFLINE
 from worker.hubs import HubModel, ModelError, fetch
 from worker.progress import Progress, quiet, say
 from worker.settings import WITH_DRAFT, EngineSettings, ModelSettings
@@ -33,29 +34,19 @@ DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEMO_NOTICE = "demo model, English only; set MODEL_ID for real use"
 CHATML_MARK = "<|im_start|>"
 WEIGHTS = ("*.safetensors", "*.bin")
-VLLM = ("vllm_async", "vllm_offline")
 # Heads that write no text.
 OTHER_HEADS = re.compile(
     r"For(MaskedLM|PreTraining|NextSentencePrediction|SequenceClassification|TokenClassification"
     r"|QuestionAnswering|MultipleChoice|ImageClassification|CTC|AudioClassification)$"
 )
 # A bare `…Model` of these gives vectors; of others it may be anything.
-ENCODERS = frozenset(
-    {
-        *(
-            "albert",
-            "bert",
-            "camembert",
-            "deberta",
-            "deberta-v2",
-            "distilbert",
-            "electra",
-            "modernbert",
-        ),
-        *("mpnet", "nomic_bert", "roberta", "xlm-roberta", "clip", "siglip", "vit", "dinov2"),
-        *("hubert", "wav2vec2"),
-    }
-)
+# fmt: off
+ENCODERS = frozenset({
+    "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert",
+    "mpnet", "nomic_bert", "roberta", "xlm-roberta", "clip", "siglip", "vit", "dinov2", "hubert",
+    "wav2vec2",
+})
+# fmt: on
 
 
 @dataclass(frozen=True)
@@ -115,7 +106,7 @@ def choose_draft(
 ) -> HubModel | None:
     """The smaller model of speculative decoding where it is to be fetched; None where there is nothing to do."""
     model_id = settings.spec_draft_model_id
-    is_wanted = settings.enable_speculative_decoding and settings.engine in (None, *VLLM)
+    is_wanted = settings.enable_speculative_decoding and settings.engine in (None, ASYNC, OFFLINE)
     has_method = settings.spec_method in WITH_DRAFT
     if not (is_wanted and has_method) or settings.spec_draft_model_dir or model_id is None:
         return None

@@ -12,9 +12,9 @@ from typing import Any
 
 from shared.request import FinishReason
 from shared.sampling import SamplingParams
-from worker.engines.base import Capabilities, EngineDead, EngineOutput, EnginePrompt
+from worker.engines.base import EngineDead, EngineOutput, EnginePrompt
 from worker.engines.stop_tokens import StopRules, Stops
-from worker.engines.vllm_start import CLOSE_S, Launch
+from worker.engines.vllm_start import CAPABILITIES, CLOSE_S, Launch
 from worker.engines.vllm_terms import NativeParams, piece_of, request_error
 from worker.settings import EngineSettings
 
@@ -24,14 +24,9 @@ ANSWER_S = 60.0  # the model is loaded by then, so this is one message and its a
 
 class VllmAsyncEngine:
     name = "vllm_async"
-    capabilities = Capabilities(
-        fields=frozenset(SamplingParams.__struct_fields__) - {"echo"},
-        can_abort=True,
-        can_stream=True,
-    )
+    capabilities = CAPABILITIES
 
     def __init__(self, settings: EngineSettings, arguments: dict[str, Any]) -> None:
-        self._settings = settings
         self._arguments = arguments
         self._launch = Launch(settings, arguments)
         self._engine: Any = None
@@ -90,7 +85,7 @@ class VllmAsyncEngine:
 
     @property
     def slots(self) -> int:
-        return min(int(self._arguments["max_num_seqs"]), self._settings.batch_concurrency)
+        return self._launch.slots
 
     @property
     def progress(self) -> int:

@@ -20,9 +20,9 @@ import msgspec
 
 from shared.request import FinishReason
 from shared.sampling import SamplingParams
-from worker.engines.base import Capabilities, EngineDead, EngineOutput, EnginePrompt
+from worker.engines.base import EngineDead, EngineOutput, EnginePrompt
 from worker.engines.stop_tokens import StopRules, Stops
-from worker.engines.vllm_start import CLOSE_S, Launch
+from worker.engines.vllm_start import CAPABILITIES, CLOSE_S, Launch
 from worker.engines.vllm_terms import NativeParams, piece_of, request_error, words
 from worker.settings import EngineSettings
 
@@ -49,14 +49,9 @@ class Live(msgspec.Struct, frozen=True):
 
 class VllmOfflineEngine:
     name = "vllm_offline"
-    capabilities = Capabilities(
-        fields=frozenset(SamplingParams.__struct_fields__) - {"echo"},
-        can_abort=True,
-        can_stream=True,
-    )
+    capabilities = CAPABILITIES
 
     def __init__(self, settings: EngineSettings, arguments: dict[str, Any]) -> None:
-        self._settings = settings
         self._arguments = arguments
         self._launch = Launch(settings, arguments)
         self._llm: Any = None
@@ -104,7 +99,7 @@ class VllmOfflineEngine:
 
     @property
     def slots(self) -> int:
-        return min(int(self._arguments["max_num_seqs"]), self._settings.batch_concurrency)
+        return self._launch.slots
 
     @property
     def progress(self) -> int:

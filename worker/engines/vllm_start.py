@@ -8,7 +8,8 @@ import asyncio
 import re
 from typing import Any
 
-from worker.engines.base import EngineDead, EngineError
+from shared.sampling import SamplingParams
+from worker.engines.base import Capabilities, EngineDead, EngineError
 from worker.engines.children import Children
 from worker.engines.vllm_log import ErrorLog
 from worker.engines.vllm_terms import words
@@ -25,6 +26,12 @@ CHECKED_LATE = (
 )
 
 
+# Of both: they have the same core and the same words. `echo` is the worker's own work.
+CAPABILITIES = Capabilities(
+    fields=frozenset(SamplingParams.__struct_fields__) - {"echo"}, can_abort=True, can_stream=True
+)
+
+
 class Launch:
     """One engine, from `prepare` to `end`."""
 
@@ -33,6 +40,11 @@ class Launch:
         self._arguments = arguments
         self._children = Children()
         self._errors = ErrorLog()
+
+    @property
+    def slots(self) -> int:
+        """How many requests run at once."""
+        return min(int(self._arguments["max_num_seqs"]), self._settings.batch_concurrency)
 
     def prepare(self) -> dict[str, Any]:
         """The arguments to build the engine with. Blocks for a second: vLLM is imported.
