@@ -5,13 +5,16 @@ VENV := .venv/bin
 ARGS ?=
 
 # Tests with real engines and whole services: minutes, so they run when the quick ones have passed.
-SLOW := tests/engines tests/e2e
+SLOW := tests/engines tests/e2e tests/chaos
+
+# Tests in which the broker's release matters. Mutants are about the tests themselves.
+QUEUE := tests/queue tests/protocol --ignore=tests/protocol/test_mutants.py
 
 .DEFAULT_GOAL := help
-.PHONY: help up down logs test check bench clean lock install install-dev
+.PHONY: help up down logs test test-redis7 test-protocol chaos check bench clean lock install install-dev
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
 up: install ## set up and start everything here; Ctrl-C stops it
 	@exec $(VENV)/python -m cli up $(ARGS)
@@ -25,6 +28,15 @@ logs: ## follow the logs of all parts
 test: install-dev ## run all tests; those with a real engine last
 	@$(VENV)/python -m pytest tests $(SLOW:%=--ignore=%) -n auto --maxprocesses=4 $(ARGS)
 	@$(VENV)/python -m pytest $(SLOW) $(ARGS)
+
+test-redis7: install-dev ## run the queue's tests against the oldest server that will do, Debian's redis-server 7.0
+	@server=$$(tests/redis7.sh) && TEST_SERVER=$$server $(VENV)/python -m pytest $(QUEUE) -n auto --maxprocesses=4 $(ARGS)
+
+test-protocol: install-dev ## run random schedules of the queue's scripts beside their model: SEEDS=1000
+	@$(VENV)/python -m tests.protocol --seeds $(or $(SEEDS),60) $(ARGS)
+
+chaos: install-dev ## kill and cut parts of a service under load, and judge by its clients: ARGS='--seconds 120 --seed 7'
+	@$(VENV)/python -m tests.chaos $(ARGS)
 
 check: install-dev ## format, lint and types, as CI runs them
 	$(VENV)/ruff format --check .

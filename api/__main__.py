@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from api.app import build_app
 from api.deps import Services
+from api.drain import CARRY_ON_S
 from api.settings import ApiSettings
 from api.wire import BoundedHttp
 from shared.errors import SettingsError
@@ -49,7 +50,8 @@ def server_for(app: FastAPI, settings: ApiSettings) -> Server:
         # Client addresses decide who may administrate, so no header may name them.
         proxy_headers=False,
         server_header=False,
-        timeout_graceful_shutdown=int(settings.api_drain_s + FLUSH_S) + 1,
+        # A caller that is let go may wait for one more call to a broker that is away.
+        timeout_graceful_shutdown=int(settings.api_drain_s + CARRY_ON_S + FLUSH_S) + 1,
     )
     return Server(config, app.state.services)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from api.errors import error_object, outcome_code, outcome_error
 from api.intake import Accepted
-from api.postprocess import postprocess
+from shared.postprocess import postprocess
 from shared.queue.snapshot import Group, Snapshot
 from shared.queue.stats import QueueStats
 from shared.queue.waiters import Answer
@@ -80,6 +80,8 @@ def live_object(snapshot: Snapshot, record: Record, stats: QueueStats | None) ->
         "reasoning_content": None,
         "metadata": decode_delivery(record.delivery_json).metadata,
         "error": None,
+        # Those that have not ended: what it waits for.
+        "depends_on": record.depends_on,
         "queue_position": snapshot.position,
         "estimated_start_s": estimated_start_s(snapshot.position, stats),
         "expires_at": (snapshot.wall_ms + left_ms) / 1000,

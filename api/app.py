@@ -16,10 +16,11 @@ from api.errors import RETRY_CAP_S, RULES, code_of, error_response
 from api.intake import Intake
 from api.metrics import Metrics
 from api.preferences import HEADERS
-from api.routes import ops, predict, requests, system_prompt
+from api.routes import dead_letters, ops, predict, requests, system_prompt
 from api.schemas import Malformed
 from api.settings import VERSION, ApiSettings, public_variables
 from api.system_prompt import SystemPrompts
+from shared import garbage
 from shared.errors import Busy, Ended, QueueFull, SluiceError
 from shared.queue.connection import Connection
 from shared.queue.producer import Producer
@@ -40,6 +41,7 @@ def build_app(settings: ApiSettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await producer.start()
+        garbage.settle()
         try:
             yield
         finally:
@@ -51,7 +53,7 @@ def build_app(settings: ApiSettings) -> FastAPI:
         settings, public_variables(), producer, prompts, intake, metrics, drain
     )
     # Routes are matched in order, so the busiest come first.
-    for routes in (predict, requests, system_prompt, ops):
+    for routes in (predict, requests, system_prompt, dead_letters, ops):
         app.include_router(routes.router)
     app.add_exception_handler(SluiceError, _told)
     app.add_middleware(Edge, metrics=metrics, max_body_bytes=settings.max_body_bytes)

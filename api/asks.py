@@ -22,7 +22,6 @@ _NEUTRAL: dict[str, Sequence[Any]] = {
     "n": (1,),
     "response_format": ({"type": "text"},),
     "tools": ([],),
-    "depends_on": ([],),
     "webhook_events": ([],),
     "not_before_s": (0,),
     "webhook": (),
@@ -87,6 +86,7 @@ def request_ask(parsed: Any, headers: Headers, tenant: str, settings: ApiSetting
         on_disconnect=body.on_disconnect,
         on_worker_loss=body.on_worker_loss,
         require_worker=body.require_worker,
+        depends_on=tuple(body.depends_on or ()),
         metadata=body.metadata,
         chat_template_kwargs=body.chat_template_kwargs,
         traceparent=_traceparent(headers),
@@ -142,6 +142,8 @@ def _refuse_unsupported(body: RequestBody) -> None:
 
 def _check_prompt(body: RequestBody) -> None:
     """One of prompt and messages; the template's fields only where a template is used."""
+    if body.depends_on and isinstance(body.prompt, list):
+        raise InvalidRequest("depends_on: a list cannot depend on others", param="depends_on")
     if body.prompt is None and body.messages is None:
         raise InvalidRequest("prompt: give prompt or messages", param="prompt")
     if body.messages is not None:

@@ -6,6 +6,9 @@ import asyncio
 
 from shared.errors import Draining
 
+# A caller that is let go waits so long at most until the broker knows that its request goes on without it.
+CARRY_ON_S = 2.0
+
 
 class Drain:
     """From `begin` nothing new is accepted; `over` is done once the grace for waiting callers has passed.

@@ -33,6 +33,7 @@ RULES: Mapping[str, Rule] = {
     "invalid_request": Rule(422, "invalid_request_error"),
     "unsupported_parameter": Rule(422, "invalid_request_error"),
     "idempotency_mismatch": Rule(422, "invalid_request_error"),
+    "chain_across_shards": Rule(422, "invalid_request_error"),
     "invalid_api_key": Rule(401, "authentication_error"),
     "forbidden": Rule(403, "permission_error"),
     "unknown_request": Rule(404, "not_found_error"),
@@ -46,7 +47,7 @@ RULES: Mapping[str, Rule] = {
     "engine_error": Rule(500, "server_error", stage="engine"),
     "bad_record": Rule(500, "server_error", stage="queue"),
     "payload_lost": Rule(500, "server_error", stage="queue"),
-    "result_too_large": Rule(500, "server_error", stage="delivery"),
+    "dependency_failed": Rule(424, "failed_dependency_error", stage="queue"),
     "attempts_exhausted": Rule(502, "server_error", stage="worker"),
     "no_workers": Rule(503, "unavailable_error", is_retryable=True),
     "draining": Rule(503, "unavailable_error", is_retryable=True),
@@ -67,6 +68,7 @@ MESSAGES: Mapping[str, str] = {
     "deadline_exceeded": "the request's time was over before it finished",
     "attempts_exhausted": "the request was given up after its worker failed repeatedly",
     "submit_incomplete": "the list was never fully submitted",
+    "dependency_failed": "a request that it depends on did not finish",
 }
 
 

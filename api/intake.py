@@ -10,20 +10,22 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
 
+from api.chains import Chain
 from api.drain import Drain
 from api.metrics import Metrics
-from api.postprocess import STRIP_ONLY
 from api.routing import Decision, Route, Router, clamp_budget
 from api.schemas import check_integers
 from api.settings import ApiSettings
 from api.system_prompt import SystemPrompts
-from shared.errors import InvalidRequest, NoWorkers, UnsupportedParameter
+from shared import placeholders
+from shared.errors import InvalidRequest, NoWorkers, RefusedPredecessor, UnsupportedParameter
+from shared.postprocess import STRIP_ONLY
 from shared.queue.producer import Producer
 from shared.queue.snapshot import Caps
 from shared.request import Delivery, Message, Priority, Req, Trim
@@ -31,6 +33,7 @@ from shared.sampling import SamplingParams
 
 METADATA_BYTES = 4096
 BYTES_PER_TOKEN = 3
+MOST_PLACEHOLDERS = 64  # each may become an answer of any length
 # Sampling fields that not every engine has, and the value that does not ask for them.
 OPTIONAL: Mapping[str, bool | None] = {"echo": False, "logprobs": None}
 # Seen where the first seed's operators look for it.
@@ -43,6 +46,7 @@ class Ask:
 
     `is_routed` asks for the first seed's treatment: routed budgets, its sampling defaults, the built-in
     system prompt, trimmed answers. `override_tokens` is the `max_new_tokens` of /predict, clamped not refused.
+    `depends_on` are ids as the client wrote them; a list depends on nothing.
     """
 
     path: str
@@ -62,6 +66,7 @@ class Ask:
     on_disconnect: Literal["cancel", "continue"] = "cancel"
     on_worker_loss: Literal["error", "restart"] = "error"
     require_worker: bool = False
+    depends_on: tuple[str, ...] = ()
     metadata: Mapping[str, Any] | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
     traceparent: str | None = None
@@ -73,11 +78,13 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """`n` is None for a single request. `expires_s` is how long it may stay queued."""
+    """`n` is None for a single request, `position` for what waits for others. `expires_s` is how long it may stay
+    queued.
+    """
 
     id: str
     n: int | None
-    position: int
+    position: int | None
     submitted_ms: int
     joined: bool
     expires_s: float
@@ -106,15 +113,18 @@ class Intake:
         self._metrics = metrics
         self._drain = drain
         self._router = Router(settings)
-        self._caps = Caps(
+        self.caps = Caps(
             settings.queue_cap,
             settings.queue_tokens_cap,
             settings.tenant_queue_cap,
             settings.tenant_queue_tokens_cap,
         )
 
-    async def accept(self, ask: Ask, *, rid: str | None = None, watch: bool = False) -> Accepted:
-        """Queue it. `rid` is the id of an idempotent request; `watch` registers the waiter first.
+    async def accept(
+        self, ask: Ask, *, rid: str | None = None, watch: bool = False, held: bool = False
+    ) -> Accepted:
+        """Queue it. `rid` is the id of an idempotent request; `watch` registers the waiter first; what is `held`
+        goes with its caller, though this process be killed.
 
         Raises InvalidRequest naming the field, QueueFull, NoWorkers, Draining, IdempotencyMismatch,
         BrokerUnavailable. Nothing is queued then.
@@ -123,6 +133,10 @@ class Intake:
         self._drain.check()
         self._check(ask)
         owns_id = rid is None
+        chain: Chain | None = None
+        if ask.depends_on:
+            chain = await Chain.find(ask.depends_on, ask.tenant, self._producer)
+            ask, rid = _linked(ask, chain), await chain.place(rid, self._producer)
         rid = rid or self._producer.new_id()
         if ask.is_list:
             prompts: Sequence[str] = ask.prompt or ()
@@ -134,7 +148,7 @@ class Intake:
             self._check_room(ask, children)
             self._log_routing(ask, children)
             submitted = await self._producer.submit_list(
-                head, children, self._caps, watch=watch, owns_id=owns_id
+                head, children, self.caps, watch=watch, owns_id=owns_id, held=held
             )
             n, req = len(children), head
         else:
@@ -142,7 +156,12 @@ class Intake:
             req = self._complete(ask, rid, prompt)
             self._check_room(ask, [req])
             self._log_routing(ask, [req])
-            submitted = await self._producer.submit(req, self._caps, watch=watch, owns_id=owns_id)
+            try:
+                submitted = await self._producer.submit(
+                    req, self.caps, watch=watch, owns_id=owns_id, held=held
+                )
+            except RefusedPredecessor as error:
+                raise (chain.refused(error) if chain else error) from None
             n = None
         self._metrics.admitted(time.monotonic() - began)
         expires_s = min(req.queue_timeout_s, req.timeout_s)
@@ -186,12 +205,14 @@ class Intake:
     def _check_room(self, ask: Ask, reqs: Sequence[Req]) -> None:
         """What not even an empty queue has room for: to try again would be of no use."""
         field = "prompt" if ask.messages is None else "messages"
-        caps, n, tokens = self._caps, len(reqs), sum(req.cost_tokens for req in reqs)
+        n, tokens = len(reqs), sum(req.cost_tokens for req in reqs)
+        # Of a list too all children lie in one shard.
+        most = self.caps.share(self._settings.shards)
         for need, what, cap, setting in (
-            (n, "requests", caps.requests, "QUEUE_CAP"),
-            (tokens, "tokens", caps.tokens, "QUEUE_TOKENS_CAP"),
-            (n, "requests", caps.tenant_requests, "TENANT_QUEUE_CAP"),
-            (tokens, "tokens", caps.tenant_tokens, "TENANT_QUEUE_TOKENS_CAP"),
+            (n, "requests", most[0], "QUEUE_CAP"),
+            (tokens, "tokens", most[1], "QUEUE_TOKENS_CAP"),
+            (n, "requests", most[2], "TENANT_QUEUE_CAP"),
+            (tokens, "tokens", most[3], "TENANT_QUEUE_TOKENS_CAP"),
         ):
             fits = cap == 0 or need <= cap
             _require(fits, field, f"must need at most {cap} {what} ({setting}), needs {need}")
@@ -220,13 +241,25 @@ class Intake:
             raw=ask.raw,
             delivery=self._delivery(ask, decision, text),
             priority=ask.priority,
-            cost_tokens=n_bytes // BYTES_PER_TOKEN + 1 + sampling.max_tokens,
+            cost_tokens=n_bytes // BYTES_PER_TOKEN + 1 + sampling.max_tokens + self._repeated(ask),
             queue_timeout_s=ask.queue_timeout_s or settings.max_queue_s,
             timeout_s=ask.timeout_s or settings.max_timeout_s,
             on_worker_loss=ask.on_worker_loss,
+            depends_on=ask.depends_on,
             chat_template_kwargs=dict(ask.chat_template_kwargs or {}),
             traceparent=ask.traceparent,
         )
+
+    def _repeated(self, ask: Ask) -> int:
+        """Tokens of the answers that its placeholders stand for, by estimate: their lengths are not known yet."""
+        if not ask.depends_on:
+            return 0
+        texts = (ask.prompt, ask.system_prompt, *(m.content for m in ask.messages or ()))
+        n = placeholders.count(text for text in texts if isinstance(text, str))
+        param = "prompt" if ask.messages is None else "messages"
+        within = n <= MOST_PLACEHOLDERS
+        _require(within, param, f"must have at most {MOST_PLACEHOLDERS} placeholders, has {n}")
+        return n * self._settings.default_max_tokens
 
     def _system_prompt(self, ask: Ask) -> str | None:
         """The built-in default belongs to the first seed's face alone."""
@@ -325,6 +358,17 @@ def _check_size(param: str, value: Mapping[str, Any] | None) -> None:
     size = len(msgspec.json.encode(value))
     _require(
         size <= METADATA_BYTES, param, f"must be at most {METADATA_BYTES} bytes of JSON, got {size}"
+    )
+
+
+def _linked(ask: Ask, chain: Chain) -> Ask:
+    """With the queue's ids for the client's names."""
+    return replace(
+        ask,
+        prompt=chain.text("prompt", ask.prompt) if isinstance(ask.prompt, str) else None,
+        messages=chain.messages(ask.messages) if ask.messages is not None else None,
+        system_prompt=chain.text("system_prompt", ask.system_prompt) if ask.system_prompt else None,
+        depends_on=chain.predecessors,
     )
 
 

@@ -10,7 +10,6 @@ from api.preferences import check_client_id
 from shared.errors import InvalidRequest, UnknownRequest
 from shared.queue.snapshot import Snapshot
 from shared.queue.waiters import Answer
-from shared.request import queue_and_shard
 from shared.status import ReqStatus
 
 
@@ -21,24 +20,33 @@ class Found(NamedTuple):
     is_gone: bool
 
 
-def queue_id(caller: Caller, request_id: str) -> str:
+async def queue_id(caller: Caller, request_id: str) -> str:
     """An id of this queue as it is; any other as the one that PUT derived from it."""
     if is_of_queue(caller, request_id):
         return request_id
     try:
-        return derived_id(caller, request_id)
+        return await derived_id(caller, request_id)
     except InvalidRequest:
         raise unknown(request_id) from None
 
 
 def is_of_queue(caller: Caller, request_id: str) -> bool:
     """Whether it can be an id that was given out here; `v1.2-rc1` is as well formed, and a client's own."""
-    return queue_and_shard(request_id) == (caller.services.settings.queue_name, 0)
+    return caller.services.producer.holds(request_id)
 
 
-def derived_id(caller: Caller, own_id: str) -> str:
+async def derived_id(caller: Caller, own_id: str) -> str:
     """The id in the queue for one that a client chose. Raises InvalidRequest."""
-    return caller.services.producer.derived_id(caller.tenant, "id", check_client_id(own_id))
+    producer = caller.services.producer
+    return await producer.located(producer.derived_id(caller.tenant, "id", check_client_id(own_id)))
+
+
+async def keyed_id(caller: Caller, key: str | None) -> str | None:
+    """The id in the queue for an `Idempotency-Key`."""
+    if key is None:
+        return None
+    producer = caller.services.producer
+    return await producer.located(producer.derived_id(caller.tenant, "key", key))
 
 
 def unknown(request_id: str) -> UnknownRequest:
@@ -53,7 +61,7 @@ def owned(caller: Caller, snapshot: Snapshot | None, request_id: str) -> Snapsho
 
 
 async def look(caller: Caller, request_id: str) -> Snapshot:
-    rid = queue_id(caller, request_id)
+    rid = await queue_id(caller, request_id)
     return owned(caller, await caller.services.producer.peek(rid), request_id)
 
 

@@ -25,6 +25,7 @@ PriorityName = Literal["interactive", "standard", "batch"]
 MAX_DEPTH = 64
 MAX_PARTS = 32_768
 MAX_MESSAGES = 1_024
+MAX_PREDECESSORS = 16
 MAX_DETAILS = 20
 MAX_NAME_CHARS = 128
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b"[]{}:"))
@@ -42,6 +43,11 @@ class Malformed(InvalidRequest):
 
 # One bad item is told: of a list of a million there would be a million complaints.
 Texts = Annotated[list[str], Field(fail_fast=True)]
+# Ids of requests, as a submit gave them out or a PUT named them.
+Predecessors = Annotated[
+    list[Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]],
+    Field(fail_fast=True, max_length=MAX_PREDECESSORS),
+]
 
 
 class PredictBody(BaseModel):
@@ -113,9 +119,9 @@ class RequestBody(_Strict):
     require_worker: bool = False
     metadata: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    depends_on: Predecessors | None = None
     # Known, and refused by name as long as nothing here can honour them.
     not_before_s: Any = None
-    depends_on: Any = None
     webhook: Any = None
     webhook_events: Any = None
     n: Any = None

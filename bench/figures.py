@@ -34,8 +34,9 @@ def plain(name: str, value: float, unit: str, peer: float | None = None) -> Figu
     return Figure(name, value, unit, peer, _ratio(value, peer))
 
 
-def at_most(name: str, value: float, unit: str, limit: float) -> Figure:
-    return Figure(name, value, unit, target=f"at most {limit:g} {unit}", ok=value <= limit)
+def at_most(name: str, value: float, unit: str, limit: float, peer: float | None = None) -> Figure:
+    target = f"at most {limit:g} {unit}"
+    return Figure(name, value, unit, peer, _ratio(value, peer), target, value <= limit)
 
 
 def at_least(name: str, value: float, unit: str, limit: float) -> Figure:
@@ -46,7 +47,8 @@ def at_least_of_peer(name: str, value: float, unit: str, peer: float, share: flo
     """`share` is the least ratio that is good enough."""
     ratio = _ratio(value, peer)
     ok = ratio is not None and ratio >= share
-    return Figure(name, value, unit, peer, ratio, f"at least {share:g} of the peer", ok)
+    word = "of" if share <= 1 else "times"
+    return Figure(name, value, unit, peer, ratio, f"at least {share:g} {word} the peer", ok)
 
 
 def show(figures: Iterable[Figure]) -> bool:

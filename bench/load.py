@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -34,8 +34,17 @@ def joined(runs: Sequence[Run[Reply]]) -> Run[Reply]:
     )
 
 
+def for_seconds(seconds: float) -> Iterator[int]:
+    """Numbers from 0 for so long: a turn that takes the same time on every machine."""
+    began = time.perf_counter()
+    number = 0
+    while time.perf_counter() - began < seconds:
+        yield number
+        number += 1
+
+
 async def closed_loop(
-    items: Sequence[Item], in_flight: int, ask: Callable[[Item], Awaitable[Reply]]
+    items: Iterable[Item], in_flight: int, ask: Callable[[Item], Awaitable[Reply]]
 ) -> Run[Reply]:
     """Raises the first error of an `ask`, after the others in flight were stopped."""
     waiting = iter(items)
@@ -44,7 +53,7 @@ async def closed_loop(
     began = time.perf_counter()
     try:
         async with asyncio.TaskGroup() as clients:
-            for _ in range(min(in_flight, len(items))):
+            for _ in range(in_flight):
                 clients.create_task(_client(waiting, ask, latencies, replies))
     except ExceptionGroup as group:
         raise group.exceptions[0] from None

@@ -18,6 +18,7 @@ ABSENT = (
     "WORKERS",
     "DURABILITY",
 )
+PEER_BROKER = "BENCH_PEER_BROKER"
 
 
 def environment(own: Mapping[str, str]) -> dict[str, str]:
@@ -29,3 +30,8 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
 def api_key() -> str | None:
     """With which a service that is there is asked: one of its API_KEYS, as in the examples."""
     return os.environ.get("SLUICE_API_KEY") or None
+
+
+def peer_broker() -> str:
+    """The broker's address, for the processes of a peer; a command line can be read by everybody."""
+    return os.environ[PEER_BROKER]

@@ -6,6 +6,7 @@ with this process, however that ends. Knows nothing of figures.
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -105,10 +106,15 @@ class Guarded:
 
 @dataclass(frozen=True)
 class Service:
-    """Where our own service is reached."""
+    """Where our own service is reached, and what its parts have written down of themselves."""
 
     url: str
     redis_url: str
+    run: Path
+
+    def pid(self, part: str) -> int:
+        """Of `api`, `broker`, `worker-1`, … as it runs now."""
+        return int(json.loads((self.run / f"{part}.json").read_text("utf-8"))["part"])
 
     def worker_args(self) -> dict[str, object]:
         """The engine's arguments that are really in force, as its worker tells them."""
@@ -135,8 +141,9 @@ def service(folder: Path, own: Mapping[str, str], *, workers: int = 1) -> Iterat
         }
     )
     with Guarded("up", (sys.executable, "-m", "cli", "up"), folder, env) as up:
-        up.until(lambda: len(serving(url)) >= workers)
-        yield Service(url, (data / "run" / "broker.url").read_text("utf-8").strip())
+        up.until(lambda: answers(f"{url}/readyz") and len(serving(url)) >= workers)
+        run = data / "run"
+        yield Service(url, (run / "broker.url").read_text("utf-8").strip(), run)
 
 
 def serving(url: str) -> list[dict[str, Any]]:

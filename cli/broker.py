@@ -47,8 +47,7 @@ class Broker:
             "unixsocketperm": "700",
             "dir": str(self.folder),
             "appendonly": "yes",
-            # `everysec` loses at most a second on power loss and nothing when the process is
-            # killed.
+            # `everysec` loses a second or two on power loss, and as good as nothing when the process is killed.
             "appendfsync": "always" if self.durable else "everysec",
             "aof-use-rdb-preamble": "yes",
             "save": "",

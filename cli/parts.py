@@ -17,7 +17,7 @@ from cli.supervisor import Part
 
 BROKER_GRACE_S = 20.0
 MODEL_GRACE_S = 1.0
-API_MARGIN_S = 8.0  # after its drain a front door still has replies to send and a broker to leave
+API_MARGIN_S = 10.0  # after its drain a front door still has replies to send and a broker to leave
 WORKER_MARGIN_S = 5.0  # after its drain a worker still has an engine to shut down
 
 NO_STATISTICS = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}

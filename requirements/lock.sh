@@ -20,3 +20,7 @@ for name in api cli dev; do
 done
 compile worker-transformers --override overrides-torch.txt --constraint worker-cpu.txt
 compile worker-cuda --constraint api.txt --constraint cli.txt --constraint dev.txt
+# Never installed with the others: each peer has the versions that it asks for itself.
+for name in peer-arq peer-taskiq; do
+    compile "$name"
+done

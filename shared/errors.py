@@ -4,6 +4,8 @@ SluiceError
 ├── InvalidRequest          the caller's input; never retryable
 │   ├── UnsupportedParameter
 │   ├── IdempotencyMismatch
+│   ├── ChainAcrossShards   its predecessors live apart
+│   ├── RefusedPredecessor  not known, or too many depend on it
 │   ├── PayloadTooLarge
 │   └── PromptTooLong
 ├── UnknownRequest          no such id, or another tenant's
@@ -14,8 +16,10 @@ SluiceError
 │   ├── NoWorkers
 │   ├── Draining
 │   └── BrokerUnavailable
+│       ├── BrokerRefused   the broker turns this process away
 │       └── BrokerLost      the broker forgot an accepted request
 ├── Ended                   what a waiting caller gets for a request that did not finish
+├── DependencyFailed        the answer of a predecessor is not there
 ├── EngineError             the engine failed on one request
 │   └── EngineDead          the engine failed for good
 ├── SettingsError           stops a start
@@ -50,6 +54,20 @@ class UnsupportedParameter(InvalidRequest):
 
 class IdempotencyMismatch(InvalidRequest):
     code = "idempotency_mismatch"
+
+
+class ChainAcrossShards(InvalidRequest):
+    code = "chain_across_shards"
+
+
+class RefusedPredecessor(InvalidRequest):
+    """A request that cannot be depended on; `predecessor` is its id in the queue."""
+
+    def __init__(self, predecessor: str, *, is_known: bool) -> None:
+        why = "too many requests depend on it" if is_known else "no such single request is known"
+        super().__init__(f"depends_on: {predecessor}: {why}", param="depends_on")
+        self.predecessor = predecessor
+        self.why = why
 
 
 class PayloadTooLarge(InvalidRequest):
@@ -105,6 +123,10 @@ class BrokerUnavailable(Busy):
     may_have_run = False
 
 
+class BrokerRefused(BrokerUnavailable):
+    """For its login, its permissions or a certificate: the message names REDIS_URL and holds no secret."""
+
+
 class BrokerLost(BrokerUnavailable):
     code = "broker_lost"
 
@@ -121,6 +143,11 @@ class Ended(SluiceError):
         self.ended_code = code
         self.request_id = request_id
         self.can_retry = retryable
+
+
+class DependencyFailed(SluiceError):
+    code = "dependency_failed"
+    stage = "queue"
 
 
 class EngineError(SluiceError):

@@ -157,11 +157,12 @@ class Body(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One piece of a stream; `offset` counts code points from the start of the attempt."""
+    """One piece of a stream; `offset` counts code points from the start of the attempt, `token` is its grant's."""
 
     attempt: int
     offset: int
     text: str
+    token: str = ""
 
     def __repr__(self) -> str:
         return f"Chunk(attempt={self.attempt}, offset={self.offset}, text_len={len(self.text)})"
@@ -203,6 +204,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     traceparent: str
     claimed_ms: int
     tag: float = 0.0
+    held: int = 0
+    not_before_ms: int = 0
 
     @property
     def status(self) -> ReqStatus:
@@ -230,6 +233,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     report_json: str
     events: list[Event]
     n_children: int = 0
+    grants: int = 0
 
     @property
     def status(self) -> ReqStatus:

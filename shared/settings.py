@@ -180,9 +180,13 @@ class QueueSettings(Settings):
 
     redis_url: str = Field("redis://127.0.0.1:6379/0", repr=False)
     queue_name: Annotated[str, AfterValidator(_slug)] = "default"
+    shards: Annotated[int, Field(ge=1, le=64)] = 1
     lease_s: Annotated[float, Field(ge=2, le=600)] = 15.0
     max_crashes: Annotated[int, Field(ge=0, le=10)] = 2
     max_attempts: Annotated[int, Field(ge=1, le=20)] = 3
     result_record_ttl_s: Annotated[float, Field(ge=1, le=TEN_YEARS_S)] = 86_400.0
     result_body_ttl_s: Annotated[float, Field(ge=1, le=TEN_YEARS_S)] = 3_600.0
+    dead_letters_max_bytes: Annotated[int, Field(ge=0)] = 64 << 20
     broker_budget_s: Annotated[float, Field(gt=0, le=30)] = 2.5
+    durability: Literal["none", "aof"] = "none"
+    require_persistence: bool = False

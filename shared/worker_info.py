@@ -54,8 +54,9 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WorkerSeen(msgspec.Struct, frozen=True):
-    """A worker as the broker knows it; `age_s` since its last beat, by the queue clock."""
+    """A worker as the broker knows it; `age_s` since its last beat, by the queue clock. `name` is its process's own."""
 
     info: WorkerInfo
     age_s: float
     is_live: bool
+    name: str = ""

@@ -16,7 +16,8 @@ from cli.broker import server_binary as find_server
 
 
 def server_binary() -> str:
-    return str(find_server())
+    """The one that comes with Sluice; TEST_SERVER names another, such as an older release."""
+    return os.environ.get("TEST_SERVER") or str(find_server())
 
 
 class Server:
@@ -29,7 +30,7 @@ class Server:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="sluice-t-"))
         self.socket = self.folder / "s.sock"
         self.url = f"unix://{self.socket}"
-        self._args = [
+        self.command = [
             server_binary(), "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder),
             "--save", "", "--appendonly", "yes" if aof else "no", "--maxmemory-policy", "noeviction",
             "--loglevel", "warning", *extra,
@@ -37,8 +38,12 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Server:
+        # Signals as Python has them: a limit on the size of files is then an error to a write, as a full disk is.
         self.process = subprocess.Popen(
-            self._args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            self.command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            restore_signals=False,
         )
         deadline = time.monotonic() + 20
         while True:

@@ -20,7 +20,8 @@ from typing import NoReturn
 import msgspec
 import uvloop
 
-from shared.errors import BrokerUnavailable, SettingsError, SluiceError
+from shared import garbage
+from shared.errors import BrokerRefused, BrokerUnavailable, SettingsError, SluiceError
 from shared.log import hold_lines, set_up_logging
 from shared.open_files import raise_open_files
 from shared.port_holder import holder
@@ -29,6 +30,7 @@ from shared.queue.consumer import Consumer
 from shared.queue.fitness import look_at
 from shared.queue.housekeeper import Housekeeper
 from shared.queue.keys import Keys
+from shared.queue.scripts import Scripts
 from shared.settings import unknown_names
 from shared.worker_info import WorkerInfo, WorkerState
 from worker.engines.children import kill_descendants
@@ -46,6 +48,7 @@ from worker.warmup import warm_up
 
 log = logging.getLogger("worker")
 LINGER_S, FINAL_S = 10.0, 1.0
+LOOK_S = 1.0
 # How the process ends: a bad setting is not tried again.
 BAD_SETTING, NO_ENGINE = 2, 3
 
@@ -57,7 +60,6 @@ class Worker:
         self._settings = settings
         self._id = settings.worker_id or f"{socket.gethostname().lower()[:40]}-{os.getpid()}"
         self._connection = Connection.open(settings)
-        self._keys = Keys(settings.queue_name)
         self._consumer = Consumer(self._connection, settings, worker_id=self._id)
         self._info = WorkerInfo(
             id=self._id,
@@ -134,6 +136,8 @@ class Worker:
     async def _load(self) -> Started:
         settings = self._settings
         is_broker_seen = await self._look_at_broker()
+        if not is_broker_seen:
+            log.warning("the broker does not answer; the engine is loaded meanwhile")
         model_dir: Path | None = None
         if settings.engine != "simulated":
             source = choose(settings, is_model_folder)
@@ -148,8 +152,9 @@ class Worker:
             settings, model_dir, self._metrics.repaired, partial(warm_up, settings=settings)
         )
         try:
-            if not is_broker_seen:
-                await self._look_at_broker(patient=True)
+            while not is_broker_seen:
+                await asyncio.sleep(LOOK_S)
+                is_broker_seen = await self._look_at_broker()
         except BaseException:
             await started.engine.close()
             raise
@@ -166,12 +171,14 @@ class Worker:
                 raise
             log.warning("speculation is off: %s", error)
 
-    async def _look_at_broker(self, *, patient: bool = False) -> bool:
-        """Whether it answered. Raises SettingsError where it would lose requests."""
+    async def _look_at_broker(self) -> bool:
+        """Whether it answered. Raises SettingsError where it would lose requests, or turns this process away."""
+        scripts = Scripts(Keys(self._settings.queue_name))
         try:
-            found = await look_at(self._connection.line, self._keys, patient=patient)
-        except BrokerUnavailable as error:
-            log.warning("%s; the engine is loaded meanwhile", error)
+            found = await look_at(self._connection.line, scripts, self._settings)
+        except BrokerRefused as error:
+            raise SettingsError(error.message) from error
+        except BrokerUnavailable:
             return False
         if found.problem:
             raise SettingsError(f"REDIS_URL: {found.problem}")
@@ -227,6 +234,7 @@ class Worker:
             loop.add_signal_handler(number, work.stop)
         if stop.is_set():
             work.stop()
+        garbage.settle()
         housekeeping = asyncio.create_task(Housekeeper(self._connection, settings).run())
         log.info("%s serves %s with %s", self._id, self._info.model, engine.name)
         try:

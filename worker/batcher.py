@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from shared.queue.consumer import Grant
+from shared.queue.claiming import Grant
 from shared.request import Req
 from shared.sampling import SamplingParams
 

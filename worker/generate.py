@@ -21,6 +21,7 @@ from worker.batcher import Item, MicroBatch
 from worker.engines.base import Engine, EngineOutput, EnginePrompt
 from worker.leases import Leases
 from worker.metrics import WorkerMetrics
+from worker.predecessors import with_predecessors
 from worker.running import Running, Stop
 from worker.think import Thinking
 
@@ -176,13 +177,16 @@ class Generator:
         left = [run for run in self._running.values() if not run.is_ending]
         suspects = [run.item.grant for run in left if cause and run.is_in_engine]
         others = [run.item.grant for run in left if not (cause and run.is_in_engine)]
-        await asyncio.gather(
-            self._consumer.suspect(suspects, cause or ""), self._consumer.release(others)
-        )
-        for run in left:
-            self._leave(run)
-        for task in self._aborting:
-            task.cancel()
+        try:
+            await asyncio.gather(
+                self._consumer.suspect(suspects, cause or ""), self._consumer.release(others)
+            )
+        finally:
+            # Also where the broker was not heard in time: from here on nothing of it is this worker's.
+            for run in left:
+                self._leave(run)
+            for task in self._aborting:
+                task.cancel()
 
     async def settled(self) -> None:
         """Until every result so far is stored."""
@@ -209,6 +213,9 @@ class Generator:
                 raise refused
             if req.lora is not None and "lora" not in self._engine.capabilities.fields:
                 raise UnsupportedParameter(f"lora: {self._engine.name} cannot do it", param="lora")
+            if req.depends_on:
+                req = await with_predecessors(req, self._consumer)
+                run.item = msgspec.structs.replace(run.item, req=req)
             prompt = await self._prompts.build(req, self._engine.max_model_len)
             run.prompt = msgspec.structs.replace(
                 prompt, request_id=run.prompt.request_id, max_tokens=req.sampling.max_tokens

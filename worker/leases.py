@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from shared.errors import BrokerUnavailable
-from shared.queue.consumer import BeatReply, Consumer, Grant
+from shared.queue.claiming import Grant
+from shared.queue.consumer import BeatReply, Consumer
 from shared.worker_info import WorkerInfo, WorkerState
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,8 @@ import msgspec
 
 from shared import codec
 from shared.errors import BrokerUnavailable, CodecError, EngineDead
-from shared.queue.consumer import BeatReply, Claimed, Consumer, Grant
+from shared.queue.claiming import Claimed, Grant
+from shared.queue.consumer import BeatReply, Consumer
 from shared.request import FinishReason, Report
 from shared.worker_info import WorkerInfo, WorkerState
 from worker.batcher import Batcher, Item
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 BELL_S = 1.0
 FULL_S = 0.1
 SUSPECTS_WAIT_S = 5.0
+SUSPECTS_LOOK_S = 2.0
 ABORT_S = 1.0
 LAST_WORDS_S = 2.0
 
@@ -61,6 +63,7 @@ class Loop:
         self._remaining = 0
         self._is_solo = False
         self._suspects_since: float | None = None
+        self._look_at = 0.0
         self._is_stopping = False
         self._stopped_at = 0.0
         self._is_hurried = asyncio.Event()
@@ -125,6 +128,8 @@ class Loop:
     # --- claiming
 
     def _may_claim(self) -> bool:
+        if self._is_emptying():
+            return time.monotonic() >= self._look_at
         if not self._can_take():
             return False
         # Idle and asked, or a slot came free while the queue was known to hold more.
@@ -144,8 +149,14 @@ class Loop:
         since = self._suspects_since
         return since is not None and time.monotonic() - since >= SUSPECTS_WAIT_S
 
+    def _is_emptying(self) -> bool:
+        """Only looks then, with claims of none: another may have taken them, and it is still to be us who does."""
+        is_free = self._used == 0 or self._is_solo or self._leases.is_stalled
+        return not is_free and self._owes_suspects()
+
     async def _claim(self) -> None:
-        free = min(self._slots - self._used, self._claim_max)
+        is_looking = self._is_emptying()
+        free = 0 if is_looking else min(self._slots - self._used, self._claim_max)
         is_idle = self._used == 0
         # Before the call: a bell that rings while it is under way is for what it did not see.
         self._has_rung = False
@@ -155,17 +166,19 @@ class Loop:
             # The connection has backed off and logged; the bell's time-out brings us back.
             await self._sleep()
             return
-        except Exception:
-            log.exception("a claim failed")
+        except Exception as error:
+            # Told by the half that claims.
+            log.debug("a claim failed: %r", error)
             await asyncio.sleep(BELL_S)
             return
         # Fewer than asked for may be the limit in bytes, so there is more. None at all is none for now.
-        self._remaining = claimed.remaining if claimed.grants else 0
+        self._remaining = claimed.remaining if claimed.grants or is_looking else 0
         self._note_suspects(claimed)
         self._dispatch(claimed.grants)
 
     def _note_suspects(self, claimed: Claimed) -> None:
         self._is_solo = claimed.solo
+        self._look_at = time.monotonic() + SUSPECTS_LOOK_S
         if claimed.suspects == 0:
             self._suspects_since = None
         elif self._suspects_since is None:
@@ -252,6 +265,8 @@ class Loop:
                 elif wants_work:
                     # The slots filled up while we waited: whoever is idle should hear it instead.
                     await self._consumer.ring()
+                elif self._is_emptying():
+                    self._wake.set()
             except BrokerUnavailable:
                 log.debug("the bell could not be passed on; its time-out does it")
             except Exception:
@@ -291,6 +306,8 @@ class Loop:
                 await self._consumer.leave()
         except (TimeoutError, BrokerUnavailable) as error:
             log.warning("left without a word to the broker (%r); leases will tell", error)
+            # Beats that go on would hold what was let go of here.
+            await self._leases.stop()
         for task in self._batches:
             task.cancel()
         await asyncio.gather(*self._batches, return_exceptions=True)

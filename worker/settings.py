@@ -251,7 +251,7 @@ class WorkerSettings(QueueSettings, LogSettings, EngineSettings):
     served_model_name: str | None = None
     stall_limit_s: Annotated[float, Field(gt=0, le=3_600)] = 60.0
     drain_s: Annotated[float, Field(ge=0, le=3_600)] = 30.0
-    claim_max: Annotated[int, Field(ge=1, le=1_024)] = 64
+    claim_max: Annotated[int, Field(ge=1, le=1_024)] = 32
 
 
 def inherited() -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,19 +13,22 @@ from starlette.responses import Response
 from api.answers import EXPIRED, has_expired, item_failure, text_of
 from api.asks import PREDICT, predict_ask
 from api.deps import Caller, CallerDep
+from api.drain import CARRY_ON_S
 from api.edge import exchange_of
 from api.errors import WaitTimeout, ended, outcome_code
 from api.holding import LetGo, hold
 from api.intake import Accepted
+from api.lookup import keyed_id
 from api.preferences import Prefer, idempotency_key, read_prefer
 from api.responses import JsonResponse
-from api.routes.requests import accepted_response, current
+from api.routes.requests import accepted_response, forgotten, joined
 from api.schemas import PredictBody, read_json
 from shared.errors import BrokerUnavailable, Draining, ResultExpired
 from shared.queue.producer import Producer
 from shared.queue.waiters import Answer
 from shared.status import ReqStatus
 
+log = logging.getLogger(__name__)
 router = APIRouter()
 HEADER_CHARS = 8000  # some clients refuse longer header lines
 CLIENT_CLOSED = 499  # nobody reads it; it is what logs of proxies show
@@ -48,22 +53,28 @@ async def predict(request: Request, caller: CallerDep) -> Response:
         return JsonResponse({"response": []})
     prefer = read_prefer(headers.getlist("prefer"), settings.sync_wait_s)
     key = idempotency_key(headers)
-    rid = services.producer.derived_id(caller.tenant, "key", key) if key else None
+    rid = await keyed_id(caller, key)
     exchange = exchange_of(request)
     exchange.priority = ask.priority.name
-    accepted = await services.intake.accept(ask, rid=rid, watch=prefer.wait_s != 0)
+    may_go_on = key is not None or ask.on_disconnect == "continue"
+    is_waited_for = prefer.wait_s != 0
+    accepted = await services.intake.accept(
+        ask, rid=rid, watch=is_waited_for, held=is_waited_for and not may_go_on
+    )
     exchange.queue_id = accepted.id
     if prefer.wait_s == 0:
-        return await _later(caller, accepted, prefer)
+        return await _later(caller, accepted, prefer, is_new=not accepted.joined)
     wait_s = settings.sync_wait_s if prefer.wait_s is None else prefer.wait_s
     held = await hold(request, services.producer, services.drain, accepted.id, wait_s)
     if isinstance(held, LetGo):
-        may_go_on = key is not None or ask.on_disconnect == "continue"
         if held is LetGo.client_gone:
             exchange.code = "client_gone"
         return await _without_answer(caller, accepted, prefer, held, may_go_on)
     children = [accepted.child(index) for index in range(accepted.n or 0)]
     answers = [held] if accepted.n is None else await services.producer.answers(children)
+    if not accepted.joined and None in answers:
+        # The list has only just ended, so no life of its items is over: the broker was emptied meanwhile.
+        raise forgotten()
     if not accepted.joined:
         services.metrics.delivered(answers, ask.priority)
     response = _single(held) if accepted.n is None else _list(answers, body.partial is not False)
@@ -124,12 +135,12 @@ def _reason(answer: Answer | None) -> str:
     return reason.value if reason else ""
 
 
-async def _later(caller: Caller, accepted: Accepted, prefer: Prefer) -> Response:
-    """202 with where to look; what an earlier call of the same key made is shown as it is by now."""
-    if accepted.joined:
-        response = await current(caller, accepted.id)
-    else:
+async def _later(caller: Caller, accepted: Accepted, prefer: Prefer, *, is_new: bool) -> Response:
+    """202 with where to look; what is not new is shown as it is by now."""
+    if is_new:
         response = accepted_response(caller, accepted)
+    else:
+        response = await joined(caller, accepted.id)
     response.headers["preference-applied"] = prefer.applied or ""
     return response
 
@@ -140,10 +151,13 @@ async def _without_answer(
     """`may_go_on`: the client means to come back, so its leaving does not cancel."""
     producer = caller.services.producer
     if why is LetGo.draining:
-        message = "this front door is stopping; the request stays queued under its id"
-        raise Draining(message, retry_after_s=5)
+        stays = await _carry_on(producer, accepted)
+        message = "the request stays queued under its id" if stays else "send the request again"
+        raise Draining(f"this front door is stopping; {message}", retry_after_s=5)
     if why is LetGo.timed_out and prefer.is_given:
-        return await _later(caller, accepted, prefer)
+        if not await _carry_on(producer, accepted):
+            raise BrokerUnavailable("the broker does not answer", retry_after_s=2)
+        return await _later(caller, accepted, prefer, is_new=False)
     if why is LetGo.client_gone:
         if not may_go_on:
             await _give_up(producer, accepted.id, "client_gone", "its client left")
@@ -151,6 +165,18 @@ async def _without_answer(
     await _give_up(producer, accepted.id, "wait_timeout", "the wait for its answer was over")
     limit_s = caller.services.settings.sync_wait_s
     raise WaitTimeout(f"no answer within {limit_s:g} s (SYNC_WAIT_S)")
+
+
+async def _carry_on(producer: Producer, accepted: Accepted) -> bool:
+    """Before its caller is promised that it stays: it must outlive this front door. False where the broker is away."""
+    rids = [accepted.id] if accepted.n is None else map(accepted.child, range(accepted.n))
+    try:
+        async with asyncio.timeout(CARRY_ON_S):
+            await producer.carry_on(list(rids))
+    except (BrokerUnavailable, TimeoutError) as error:
+        log.warning("%s may end with this front door: %r", accepted.id, error)
+        return False
+    return True
 
 
 async def _give_up(producer: Producer, rid: str, code: str, message: str) -> None:

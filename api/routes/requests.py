@@ -15,11 +15,17 @@ from api.edge import exchange_of
 from api.errors import retry_after
 from api.holding import LetGo, hold
 from api.intake import Accepted, Ask
-from api.lookup import derived_id, fetch, is_of_queue, look, owned, queue_id, timeline
+from api.lookup import derived_id, fetch, is_of_queue, keyed_id, look, owned, queue_id, timeline
 from api.preferences import idempotency_key, query_wait
 from api.responses import JsonResponse
 from api.schemas import RequestBody, read_json
-from shared.errors import Draining, IdempotencyMismatch, ResultExpired
+from shared.errors import (
+    BrokerLost,
+    Draining,
+    IdempotencyMismatch,
+    ResultExpired,
+    UnknownRequest,
+)
 from shared.queue.waiters import Answer
 from shared.request import Priority
 from shared.sampling import SamplingParams
@@ -41,9 +47,7 @@ def _schema() -> dict[str, Any]:
 )
 async def submit(request: Request, caller: CallerDep) -> Response:
     ask = await _read(request, caller)
-    key = idempotency_key(request.headers)
-    producer = caller.services.producer
-    rid = producer.derived_id(caller.tenant, "key", key) if key else None
+    rid = await keyed_id(caller, idempotency_key(request.headers))
     return await _submitted(request, caller, ask, rid)
 
 
@@ -52,7 +56,7 @@ async def submit_once(request_id: str, request: Request, caller: CallerDep) -> R
     """A second time joins the run, or returns its result; an id given out by a POST may be named too."""
     ask = await _read(request, caller)
     if not is_of_queue(caller, request_id):
-        return await _submitted(request, caller, ask, derived_id(caller, request_id))
+        return await _submitted(request, caller, ask, await derived_id(caller, request_id))
     snapshot = await look(caller, request_id)
     exchange_of(request).queue_id = snapshot.id
     if snapshot.digest != ask.digest:
@@ -64,7 +68,7 @@ async def submit_once(request_id: str, request: Request, caller: CallerDep) -> R
 async def poll(request_id: str, request: Request, caller: CallerDep) -> Response:
     """200 when final, 202 while not, 404 never seen, 410 no longer kept."""
     services, query = caller.services, request.query_params
-    rid = exchange_of(request).queue_id = queue_id(caller, request_id)
+    rid = exchange_of(request).queue_id = await queue_id(caller, request_id)
     wait_s = query_wait(query.get("wait"), services.settings.sync_wait_s)
     if wait_s > 0:
         # Watching leaves a mark in the record, so it comes after the look that says whose it is.
@@ -119,7 +123,7 @@ async def _submitted(request: Request, caller: Caller, ask: Ask, rid: str | None
     accepted = await caller.services.intake.accept(ask, rid=rid)
     exchange_of(request).queue_id = accepted.id
     if accepted.joined:
-        return await current(caller, accepted.id)
+        return await joined(caller, accepted.id)
     return accepted_response(caller, accepted)
 
 
@@ -128,6 +132,20 @@ def accepted_response(caller: Caller, accepted: Accepted) -> Response:
     body = answers.accepted_object(accepted, caller.services.producer.known_stats)
     headers = {"location": body["urls"]["self"], **retry_after(body["estimated_start_s"] or 1.0)}
     return JsonResponse(body, 202, headers=headers)
+
+
+async def joined(caller: Caller, rid: str) -> Response:
+    """What an earlier submit has made, as it is now. It was there when this one came: who does not find it any more
+    has no 404 coming, but a submit to send again.
+    """
+    try:
+        return await current(caller, rid)
+    except UnknownRequest:
+        raise forgotten() from None
+
+
+def forgotten() -> BrokerLost:
+    return BrokerLost("the broker lost this request; send it again", retry_after_s=1)
 
 
 async def current(caller: Caller, rid: str, *, with_token_ids: bool = False) -> Response:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from shared.errors import BrokerUnavailable
 from shared.queue.connection import Connection
-from shared.queue.ending import CHUNK, cancel_list, end_one
-from shared.queue.scripts import Scripts
+from shared.queue.ending import CHUNK, Kept, cancel_list, end_one
+from shared.queue.shards import Shards
 from shared.queue.snapshot import Snapshot, parse_snapshot
+from shared.queue.upkeep import Step, keep
 
-log = logging.getLogger(__name__)
 AGAIN_S = 1.0
 CODE = "cancelled"
 MESSAGE = "cancelled by its client"
 
 
 class Cancelling:
-    def __init__(self, connection: Connection, scripts: Scripts, ttl_ms: int) -> None:
+    def __init__(self, connection: Connection, shards: Shards, kept: Kept) -> None:
         self._line = connection.line
-        self._scripts = scripts
-        self._ttl_ms = ttl_ms
+        self._shards = shards
+        self._kept = kept
         self._later: dict[str, tuple[str, str]] = {}  # ids to code and message
 
     async def cancel(
@@ -31,11 +30,11 @@ class Cancelling:
         snapshot = await self._peek(rid)
         if snapshot is None:
             return None
-        line, scripts, ttl_ms = self._line, self._scripts, self._ttl_ms
+        line, scripts, kept = self._line, self._shards.of(rid), self._kept
         if snapshot.group is not None:
-            await cancel_list(line, scripts, rid, snapshot.group.n, code, message, ttl_ms)
+            await cancel_list(line, scripts, rid, snapshot.group.n, code, message, kept)
         elif snapshot.record is not None:
-            await end_one(line, scripts, rid, "cancel", ttl_ms, code=code, message=message)
+            await end_one(line, scripts, rid, "cancel", kept, code=code, message=message)
         return await self._peek(rid)
 
     def later(self, rid: str, *, code: str = CODE, message: str = MESSAGE) -> None:
@@ -48,20 +47,28 @@ class Cancelling:
 
     async def run(self) -> None:
         """Until cancelled: ends what was put off."""
-        while True:
-            try:
-                while self._later:
-                    part = list(self._later.items())[:CHUNK]
-                    await asyncio.gather(*(self._end(rid, *why) for rid, why in part))
-            except BrokerUnavailable as error:
-                log.debug("waiting for the broker: %s", error)
-            except Exception:
-                log.exception("cancelling failed; it goes on")
-            await asyncio.sleep(AGAIN_S)
+        await keep(AGAIN_S, Step("cancelling", self._end_all))
+
+    async def _end_all(self) -> None:
+        """Each once; one that fails waits for the next time behind the others."""
+        failures: list[Exception] = []
+        waiting = list(self._later)
+        for start in range(0, len(waiting), CHUNK):
+            part = [rid for rid in waiting[start : start + CHUNK] if rid in self._later]
+            ends = (self._end(rid, *self._later[rid]) for rid in part)
+            done = await asyncio.gather(*ends, return_exceptions=True)
+            for rid, error in zip(part, done, strict=True):
+                if isinstance(error, BrokerUnavailable):
+                    raise error
+                if isinstance(error, Exception):
+                    failures.append(error)
+                    self._later[rid] = self._later.pop(rid, (CODE, MESSAGE))
+        if failures:
+            raise ExceptionGroup("some could not be cancelled", failures)
 
     async def _end(self, rid: str, code: str, message: str) -> None:
         await self.cancel(rid, code=code, message=message)
         self._later.pop(rid, None)
 
     async def _peek(self, rid: str) -> Snapshot | None:
-        return parse_snapshot(rid, await self._line.run(self._scripts.peek(rid)))
+        return parse_snapshot(rid, await self._line.run(self._shards.of(rid).peek(rid)))

@@ -12,19 +12,14 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
-from shared.errors import BrokerUnavailable, SettingsError
+from shared.errors import BrokerRefused, BrokerUnavailable, SettingsError
 from shared.queue.line import REPLY_S, Line
 from shared.queue.scripts import Call
-from shared.queue.wire import (
-    CONNECT_S,
-    Backoff,
-    Command,
-    Wire,
-    is_passing,
-    is_refusing_writes,
-    pack,
-)
+from shared.queue.wire import CONNECT_S, Backoff, Command, Wire, is_passing, pack, refusal
 from shared.settings import QueueSettings
+
+MARGIN_S = 3.0  # that a reply to a blocking command may come late
+FORMS = "redis://[user:password@]host[:port][/database], rediss:// for TLS, or unix://[user:password@]/path"
 
 
 class BlockingReader:
@@ -37,12 +32,12 @@ class BlockingReader:
         self._backoff = Backoff(what)
 
     async def run(self, command: Command, block_s: float) -> Any:
-        """The reply, None after a passing fault (already slept off): the caller just comes again."""
+        """The reply, None after a fault of broker or network (already slept off): the caller just comes again."""
         try:
             if self._wire is None:
                 self._wire = await Wire.open(self._pool, self._on_reply, self._on_lost)
             self._reply = asyncio.get_running_loop().create_future()
-            async with asyncio.timeout(block_s + 3):
+            async with asyncio.timeout(block_s + MARGIN_S):
                 self._wire.send(pack(command))
                 reply = await self._reply
         except asyncio.CancelledError:
@@ -51,7 +46,8 @@ class BlockingReader:
             raise
         except Exception as error:
             self.close()
-            if not (is_passing(error) or is_refusing_writes(error)):
+            # An error that is no passing one comes again as well: it is waited for, not spun on.
+            if not (is_passing(error) or isinstance(error, (ResponseError, BrokerRefused))):
                 raise
             await asyncio.sleep(self._backoff.next_s(error))
             return None
@@ -81,7 +77,7 @@ class BlockingReader:
 
 
 class SyncLine:
-    """A blocking connection for a thread of its own (beats)."""
+    """A blocking connection for a thread of its own (beats). One try a call: the next beat is the next try."""
 
     def __init__(self, url: str) -> None:
         pool = redis.ConnectionPool.from_url(url)
@@ -91,15 +87,16 @@ class SyncLine:
         self._client: Any = redis.Redis.from_pool(pool)
 
     def run(self, call: Call) -> Any:
-        """The reply. Raises BrokerUnavailable; the caller tries again at its next beat."""
+        """The reply. Raises BrokerUnavailable, BrokerRefused among them."""
         try:
             try:
                 return self._client.execute_command(*call.command)
             except NoScriptError:
-                self._client.execute_command(*call.load_command)
-                return self._client.execute_command(*call.command)
+                return self._client.execute_command(*call.loading_command)
         except (RedisError, OSError) as error:
             self._client.connection_pool.disconnect()
+            if (told := refusal(error)) is not None:
+                raise BrokerRefused(told) from error
             raise BrokerUnavailable(f"the broker does not answer: {error}") from error
 
     def close(self) -> None:
@@ -111,12 +108,7 @@ class Connection:
 
     def __init__(self, settings: QueueSettings) -> None:
         self._url = settings.redis_url
-        try:
-            self._pool = aioredis.ConnectionPool.from_url(self._url)
-        except ValueError as error:
-            raise SettingsError(f"REDIS_URL: {error}") from error
-        # After the URL, whose query may name any of them.
-        self._pool.connection_kwargs.update(_options(AsyncRetry(NoBackoff(), 0)))
+        self._pool = _pool(self._url)
         self.line = Line(self._pool, settings.broker_budget_s)
         self._readers: list[BlockingReader] = []
 
@@ -138,6 +130,31 @@ class Connection:
         for reader in self._readers:
             reader.close()
         await self._pool.disconnect()
+
+
+def _pool(url: str) -> aioredis.ConnectionPool:
+    """Raises SettingsError. Its text is our own: what redis-py and urllib say may quote a piece of the password."""
+    try:
+        pool = aioredis.ConnectionPool.from_url(url)
+    except ValueError:
+        raise SettingsError(
+            f"REDIS_URL: must be {FORMS}; what is special in a password is written as %XX"
+        ) from None
+    # After the URL, whose query may name any of them.
+    pool.connection_kwargs.update(_options(AsyncRetry(NoBackoff(), 0)))
+    make: Any = pool.make_connection
+    try:
+        # Opens nothing, but takes every option, and reads the certificates.
+        made = make()
+        if isinstance(made, aioredis.SSLConnection):
+            made.ssl_context.get()
+    except OSError as error:
+        problem = f"a certificate or key that its query names cannot be read ({error})"
+        raise SettingsError(f"REDIS_URL: {problem}") from error
+    except (TypeError, ValueError, RedisError):
+        problem = "its query has an option that redis-py does not know, or a bad value of one"
+        raise SettingsError(f"REDIS_URL: {problem}") from None
+    return pool
 
 
 def _options(retry: AsyncRetry | Retry) -> dict[str, Any]:

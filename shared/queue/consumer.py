@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import secrets
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -12,12 +13,15 @@ from typing import Any
 import msgspec
 
 from shared import codec
+from shared.queue.chains import answer_texts
+from shared.queue.claiming import Claimed, Claiming, Grant
 from shared.queue.connection import Connection
-from shared.queue.ending import INLINE_MAX
-from shared.queue.keys import Keys
+from shared.queue.emitter import Emission, Emitter
+from shared.queue.ending import INLINE_MAX, Kept
 from shared.queue.scripts import Scripts
+from shared.queue.shards import Shards
 from shared.queue.transitions import moved
-from shared.request import Body, Report, parent_of, short
+from shared.request import Body, Report, parent_of
 from shared.settings import QueueSettings
 from shared.status import RECORD_STATES, ReqStatus
 from shared.worker_info import WorkerInfo
@@ -25,33 +29,6 @@ from shared.worker_info import WorkerInfo
 log = logging.getLogger(__name__)
 RETRY_DELAY_MS = 500
 MESSAGE_MAX = 500
-
-
-class Grant(msgspec.Struct, frozen=True):
-    """One claimed request. `token` proves the lease; `remaining_ms` to its deadline at the claim."""
-
-    id: str
-    token: str
-    remaining_ms: int
-    grants: int
-    crashes: int
-    attempts: int
-    apis: list[str]
-    payload: bytes
-
-    def __repr__(self) -> str:
-        size = f"{len(self.payload)} bytes"
-        return f"Grant(id={short(self.id)}, token={self.token!r}, crashes={self.crashes}, {size})"
-
-
-class Claimed(msgspec.Struct, frozen=True):
-    """`solo`: these are suspects, run nothing beside them. `suspects`, `remaining`: what is still queued."""
-
-    grants: list[Grant]
-    suspects: int
-    paused: bool
-    remaining: int
-    solo: bool = False
 
 
 class BeatReply(msgspec.Struct, frozen=True):
@@ -78,16 +55,15 @@ class Consumer:
     def __init__(self, connection: Connection, settings: QueueSettings, *, worker_id: str) -> None:
         self.name = f"{worker_id}.{secrets.token_hex(4)}"
         self._settings = settings
-        self._keys = Keys(settings.queue_name)
-        self._scripts = Scripts(self._keys)
+        self._kept = Kept.of(settings)
+        self._shards = Shards(settings.queue_name, settings.shards)
+        self._claiming = Claiming(connection.line, self._shards, self.name, settings.lease_s)
         self._connection = connection
         self._line = connection.line
         self._bell = connection.reader("waiting for work")
         self._beats = connection.sync_line()
-        self._seq = 1
-        self._seq_seen = 0
-        self._claiming: asyncio.Future[Any] | None = None
         self._notifying: set[asyncio.Task[None]] = set()
+        self._emitter = Emitter(self._line, self._shards, self.name)
 
     @property
     def lease_s(self) -> float:
@@ -95,71 +71,72 @@ class Consumer:
         return self._settings.lease_s
 
     async def claim(
-        self, n: int, *, is_idle: bool, slots: int | None = None, max_bytes: int = 4 << 20
+        self, n: int, *, is_idle: bool, slots: int | None = None, max_bytes: int = 1 << 20
     ) -> Claimed:
         """Up to n requests. Suspects come only to an idle worker, apart from others.
 
         Cancelling this does not lose grants: `leave` gives back what was on its way.
         """
-        if self._claiming is None:
-            lease_ms = int(self._settings.lease_s * 1000)
-            call = self._scripts.claim(
-                self.name, self._seq, n, max_bytes, lease_ms, is_idle, slots or n
-            )
-            # On BrokerUnavailable the number stays: the next claim repeats it and gets the same grants.
-            self._claiming = self._line.send(call)
-        try:
-            reply = await asyncio.shield(self._claiming)
-        except Exception:
-            self._claiming = None
-            raise
-        # Cleared only once the caller has it: whoever was cancelled meanwhile leaves it for the next.
-        self._claiming = None
-        return self._claimed(reply)
-
-    def _claimed(self, reply: list[Any]) -> Claimed:
-        verdict, paused, suspects, remaining, solo, *grants = reply
-        if verdict == b"STALE":
-            log.warning("claim %d was answered as stale", self._seq)
-        self._seq_seen = self._seq
-        self._seq += 1
-        found = [_grant(fields) for fields in grants]
-        for grant in found:
-            moved(grant.id, ReqStatus.PENDING, ReqStatus.RUNNING, "claim")
-        return Claimed(
-            found,
-            int(suspects),
-            bool(paused),
-            int(remaining),
-            bool(solo),
-        )
+        return await self._claiming.claim(n, is_idle=is_idle, slots=slots or n, max_bytes=max_bytes)
 
     async def wait_for_work(self, timeout_s: float, *, wants_work: bool) -> list[str]:
         """Until the bell rings, a request of ours was ended (its id is returned), or the time is over."""
-        keys = [self._keys.ctl(self.name)]
-        if wants_work:
-            keys.append(self._keys.fixed("bell"))
+        ctl = {s.keys.ctl(self.name): None for s in self._shards}
+        bells = {s.keys.fixed("bell"): number for number, s in enumerate(self._shards)}
+        keys = (*ctl, *bells) if wants_work else tuple(ctl)
         reply = await self._bell.run(("BZPOPMIN", *keys, timeout_s), timeout_s)
-        if reply is None or reply[0].decode() != keys[0]:
+        if reply is None:
+            return []
+        key = reply[0].decode()
+        if key in bells:
+            self._claiming.first = bells[key]
             return []
         return [reply[1].decode()]
 
     async def ring(self) -> None:
         """Wake another worker: there is work that this one heard of and cannot take."""
-        await self._line.run(("ZADD", self._keys.fixed("bell"), 0, "w"))
+        await self._line.run(
+            ("ZADD", self._shards[self._claiming.first].keys.fixed("bell"), 0, "w")
+        )
 
     def beat(self, held: Mapping[str, tuple[str, bool]], info: WorkerInfo) -> BeatReply:
         """Blocking; for the beat thread only. `held`: id to (token, has it started). BrokerUnavailable if away."""
         lease_ms = int(self._settings.lease_s * 1000)
         raw = codec.encode(info)
-        reply = self._beats.run(self._scripts.beat(self.name, lease_ms, self._seq_seen, raw, held))
-        orphans = [part.decode() for part in reply[4]]
-        return BeatReply(
-            [rid.decode() for rid in reply[3]],
-            list(zip(orphans[::2], orphans[1::2], strict=True)),
-            draining=bool(reply[2]),
-            paused=bool(reply[1]),
-        )
+        lost: list[str] = []
+        orphaned: list[tuple[str, str]] = []
+        is_draining = is_paused = False
+        for scripts, seen, part in self._claiming.beats(held):
+            reply = self._beats.run(scripts.beat(self.name, lease_ms, seen, raw, part))
+            orphans = [each.decode() for each in reply[4]]
+            lost += [rid.decode() for rid in reply[3]]
+            orphaned += zip(orphans[::2], orphans[1::2], strict=True)
+            is_draining = is_draining or bool(reply[2])
+            is_paused = is_paused or bool(reply[1])
+        # A call names a part of what is held, so the rest looks orphaned to it.
+        orphaned = [
+            (rid, token) for rid, token in orphaned if rid not in held or held[rid][0] != token
+        ]
+        return BeatReply(lost, orphaned, draining=is_draining, paused=is_paused)
+
+    def emission(self, grant: Grant) -> Emission:
+        """For one run: what it says goes to `emit` with this."""
+        return Emission(grant.id, grant.token, grant.apis)
+
+    def emit(self, emission: Emission, text: str) -> None:
+        """More of its text, to be told to its readers by the next `flush`. Never waits."""
+        self._emitter.add(emission, text)
+
+    @property
+    def has_unsent(self) -> bool:
+        return self._emitter.is_pending
+
+    async def flush(self) -> list[str]:
+        """Tell readers what was emitted, up to 8,192 code points of each. Returns what is no longer ours: stop it.
+
+        Where the broker is away or full this waits no longer than its budget, and the next flush sends it again.
+        """
+        return await self._emitter.flush()
 
     async def finish(
         self, grant: Grant, report: Report, body: Body | None, *, code: str = "", message: str = ""
@@ -168,9 +145,10 @@ class Consumer:
 
         Waits for as long as the broker is away or takes no writes.
         """
+        self._emitter.drop(grant.id)
         parent = parent_of(grant.id) or ""
         reply = await self._line.run(
-            self._scripts.finish(
+            self._shards.of(grant.id).finish(
                 grant.id,
                 self.name,
                 grant.token,
@@ -179,11 +157,12 @@ class Consumer:
                 message[:MESSAGE_MAX],
                 codec.encode_report(report),
                 codec.encode(body) if body is not None else None,
-                int(self._settings.result_record_ttl_s * 1000),
-                int(self._settings.result_body_ttl_s * 1000),
+                self._kept.record_ms,
+                self._kept.body_ms,
                 INLINE_MAX,
                 grant.apis,
                 parent,
+                letters_max_bytes=self._kept.letters_max_bytes,
             ),
             patient=True,
         )
@@ -200,7 +179,7 @@ class Consumer:
         return finished
 
     async def _notify(self, rid: str, api: str) -> None:
-        await self._line.run(self._scripts.notify(rid, api, INLINE_MAX), patient=True)
+        await self._line.run(self._shards.of(rid).notify(rid, api, INLINE_MAX), patient=True)
 
     async def release(self, grants: Sequence[Grant]) -> None:
         """Hand back what has not started; nothing is counted against it."""
@@ -219,55 +198,55 @@ class Consumer:
         await self._nack("suspect", cause, [(g.id, g.token) for g in grants])
 
     async def _nack(self, how: str, cause: str, held: Sequence[tuple[str, str]]) -> None:
-        if not held:
-            return
-        call = self._scripts.nack(
+        tokens = dict(held)
+        parts = self._shards.split(tokens)
+        await asyncio.gather(
+            *(
+                self._nack_in(scripts, how, cause, [(r, tokens[r]) for r in rids])
+                for scripts, rids in parts
+            )
+        )
+
+    async def _nack_in(
+        self, scripts: Scripts, how: str, cause: str, held: Sequence[tuple[str, str]]
+    ) -> None:
+        # Jittered, so that what failed together does not come back together.
+        delay_ms = int(RETRY_DELAY_MS * random.uniform(0.5, 1.5))
+        call = scripts.nack(
             self.name,
             how,
             cause[:MESSAGE_MAX],
             held,
             max_attempts=self._settings.max_attempts,
             max_crashes=self._settings.max_crashes,
-            delay_ms=RETRY_DELAY_MS,
+            delay_ms=delay_ms,
         )
         verdicts = await self._line.run(call, patient=True)
         for (rid, _), verdict in zip(held, verdicts, strict=True):
             if verdict == b"OK":
                 moved(rid, ReqStatus.RUNNING, ReqStatus.PENDING, how)
 
+    async def answers(self, rids: Sequence[str]) -> dict[str, str]:
+        """What requests of one shard were answered, by id; without those whose answer is no longer there."""
+        return await answer_texts(self._line, self._shards.of(rids[0]), rids)
+
     async def settle(self, grant: Grant, report: Report) -> None:
         """What a run had used up when its request was ended under it."""
         text, tokens = codec.encode_report(report), report.usage.completion_tokens
-        call = self._scripts.settle(grant.id, grant.token, text, tokens)
+        call = self._shards.of(grant.id).settle(grant.id, grant.token, text, tokens)
         await self._line.run(call, patient=True)
 
     async def leave(self) -> None:
         """A clean stop: what a claim still had on its way is given back, own keys go."""
-        if self._claiming is not None:
-            done = await asyncio.gather(self._claiming, return_exceptions=True)
-            if not isinstance(done[0], BaseException):
-                await self.release(self._claimed(done[0]).grants)
+        await self.release(await self._claiming.under_way())
         fields = [f"{kind}:{self.name}" for kind in ("i", "b", "c")]
-        command: tuple[Any, ...] = ("HDEL", self._keys.fixed("wk"), *fields)
-        await self._line.run(command)
-        await self._line.run(("DEL", self._keys.ctl(self.name)))
+        for scripts in self._shards:
+            command: tuple[Any, ...] = ("HDEL", scripts.keys.fixed("wk"), *fields)
+            await self._line.run(command)
+            await self._line.run(("DEL", scripts.keys.ctl(self.name)))
         await asyncio.gather(*self._notifying, return_exceptions=True)
         self._bell.close()
 
     def close_beats(self) -> None:
         """After the beat thread has ended."""
         self._beats.close()
-
-
-def _grant(fields: list[Any]) -> Grant:
-    rid, token, remaining, grants, crashes, attempts, apis, payload = fields
-    return Grant(
-        rid.decode(),
-        token.decode(),
-        int(remaining),
-        int(grants),
-        int(crashes),
-        int(attempts),
-        [api for api in apis.decode().split(",") if api],
-        payload,
-    )

@@ -7,14 +7,35 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from shared import codec
+from shared.errors import CodecError
 from shared.queue.line import Line
 from shared.queue.scripts import Scripts
 from shared.queue.transitions import moved
+from shared.request import parent_of
+from shared.settings import QueueSettings
 from shared.status import RECORD_STATES, ReqStatus
 
 INLINE_MAX = 1024
 CHUNK = 64
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What remains of a request after its end: for how long its outcome and its answer, how much of the dead."""
+
+    record_ms: int
+    body_ms: int
+    letters_max_bytes: int
+
+    @classmethod
+    def of(cls, settings: QueueSettings) -> Kept:
+        return cls(
+            int(settings.result_record_ttl_s * 1000),
+            int(settings.result_body_ttl_s * 1000),
+            settings.dead_letters_max_bytes,
+        )
 
 
 async def end_one(
@@ -22,7 +43,7 @@ async def end_one(
     scripts: Scripts,
     rid: str,
     how: str,
-    ttl_ms: int,
+    kept: Kept,
     *,
     code: str = "",
     message: str = "",
@@ -32,15 +53,31 @@ async def end_one(
         _, kind, value, *_ = await line.run(scripts.peek(rid))
         if kind != b"live":
             return False
-        record = codec.decode_record(value)
+        try:
+            known = codec.decode_record(value)
+            worker, apis, parent = known.worker, known.apis, known.parent
+        except CodecError:
+            # Its id is all that can be told: the script ends it as bad_record, but for a later release's.
+            how, worker, apis, parent = "bad", "", [], parent_of(rid) or ""
         reply = await line.run(
-            scripts.end(rid, how, code, message, record.worker, ttl_ms, record.apis, record.parent)
+            scripts.end(
+                rid,
+                how,
+                code,
+                message,
+                worker,
+                kept.record_ms,
+                apis,
+                parent,
+                part_ttl_ms=kept.body_ms,
+                letters_max_bytes=kept.letters_max_bytes,
+            )
         )
         if reply[0] == b"OK":
             to = ReqStatus.CANCELLED if how == "cancel" else ReqStatus.ERROR
             moved(rid, RECORD_STATES[reply[1].decode()], to, code or how)
             for api in reply[3:]:
-                await line.run(scripts.notify(record.parent or rid, api.decode(), INLINE_MAX))
+                await line.run(scripts.notify(parent or rid, api.decode(), INLINE_MAX))
             return True
         if reply[0] != b"KEYS":
             return False
@@ -71,16 +108,14 @@ async def end_missing(
 
 
 async def cancel_list(
-    line: Line, scripts: Scripts, parent: str, n: int, code: str, message: str, ttl_ms: int
+    line: Line, scripts: Scripts, parent: str, n: int, code: str, message: str, kept: Kept
 ) -> None:
     """The children that were never submitted, then each of the `n` that lives. Twice is as once."""
-    await end_missing(line, scripts, parent, "C", code, ttl_ms)
+    await end_missing(line, scripts, parent, "C", code, kept.record_ms)
     for start in range(0, n, CHUNK):
         await asyncio.gather(
             *(
-                end_one(
-                    line, scripts, f"{parent}.{i}", "cancel", ttl_ms, code=code, message=message
-                )
+                end_one(line, scripts, f"{parent}.{i}", "cancel", kept, code=code, message=message)
                 for i in range(start, min(start + CHUNK, n))
             )
         )

@@ -3,43 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 
-import msgspec
-from ulid import ULID
-
-from shared import codec
-from shared.errors import BrokerUnavailable, Draining, IdempotencyMismatch, QueueFull
+from shared.errors import Draining
 from shared.queue import callbacks
-from shared.queue import stats as queue_stats
+from shared.queue.assembler import Place
 from shared.queue.callbacks import Callback, Callbacks
 from shared.queue.cancelling import CODE, MESSAGE, Cancelling
 from shared.queue.connection import Connection
-from shared.queue.ending import CHUNK
-from shared.queue.fitness import look_at
+from shared.queue.dead_letters import DeadLetters
+from shared.queue.ending import CHUNK, Kept
+from shared.queue.figures import Figures
+from shared.queue.fitness import Watch
 from shared.queue.housekeeper import Housekeeper
-from shared.queue.keys import Keys
 from shared.queue.results import FETCH, Results
-from shared.queue.scripts import Call, Scripts
+from shared.queue.scripts import Call
+from shared.queue.shards import Shards
 from shared.queue.snapshot import Caps, Snapshot, Submitted, parse_snapshot
 from shared.queue.stats import QueueStats
-from shared.queue.transitions import moved
-from shared.queue.waiters import Answer, Waiters
-from shared.request import Record, Req
+from shared.queue.streams import Event
+from shared.queue.submitting import Submitting
+from shared.queue.system_prompt import StoredPrompt
+from shared.queue.upkeep import Step, keep
+from shared.queue.waiters import Answer, Waiter, Waiters
+from shared.request import Req
 from shared.settings import QueueSettings
-from shared.status import ReqStatus
 from shared.worker_info import WorkerSeen
 
 log = logging.getLogger(__name__)
 TICK_S = 1.0
 RECONCILE_AFTER_S = 5.0
-LOOK_S = 30.0
 
 
 class Producer:
@@ -49,28 +45,38 @@ class Producer:
         self, connection: Connection, settings: QueueSettings, *, api_id: str | None = None
     ) -> None:
         self.api_id = api_id or f"api-{secrets.token_hex(6)}"
-        self.known_system_prompt: tuple[str | None, int] = (None, 0)
-        self.known_workers: tuple[WorkerSeen, ...] = ()
-        self.known_stats: QueueStats | None = None
         self._settings = settings
         self._connection = connection
         self._line = connection.line
-        self._keys = Keys(settings.queue_name)
-        self._scripts = Scripts(self._keys)
+        self._shards = Shards(settings.queue_name, settings.shards)
         self._waiters = Waiters()
         self._callbacks = Callbacks(self._waiters)
-        self._results = Results(connection, self._scripts, self.api_id, self._waiters)
+        self._results = Results(connection, self._shards, self.api_id, self._waiters, self._abandon)
+        self._prompt = StoredPrompt(self._line, self._shards[0])
+        self._figures = Figures(self._line, self._shards, settings.lease_s)
         self._has_stream = False
-        self._unfit: str | None = None
-        self._looked_at = float("-inf")
+        self._fitness = Watch(self._line, self._shards[0], settings)
         self._tasks: list[asyncio.Task[None]] = []
-        self._ttl_ms = int(settings.result_record_ttl_s * 1000)
-        self._prompt_version = -1
-        self._cancelling = Cancelling(connection, self._scripts, self._ttl_ms)
+        self.letters = DeadLetters(self._line, self._shards, self._fitness)
+        self._cancelling = Cancelling(connection, self._shards, Kept.of(settings))
+        self._submitting = Submitting(
+            self._line, self._shards, self.api_id, self._fitness, self._cancelling
+        )
 
     async def start(self) -> None:
         housekeeper = Housekeeper(self._connection, self._settings)
-        runs = (self._results.run(), self._keep(), self._cancelling.run(), housekeeper.run())
+        runs = (
+            self._results.run(),
+            keep(TICK_S, Step("the tick", self._tick)),
+            keep(
+                TICK_S,
+                Step("looking at the broker", self._fitness.look),
+                Step("the figures", self.stats),
+                Step("the reconcile", self._reconcile),
+            ),
+            self._cancelling.run(),
+            housekeeper.run(),
+        )
         self._tasks = [asyncio.create_task(run) for run in runs]
 
     async def close(self) -> None:
@@ -86,12 +92,12 @@ class Producer:
     @property
     def is_up(self) -> bool:
         """Whether the broker answered the last call, and may be trusted with requests."""
-        return self._line.is_up and self._unfit is None
+        return self._line.is_up and self._fitness.problem is None
 
     @property
     def unfit(self) -> str | None:
         """Why the broker gets no request though it answers; None if it does."""
-        return self._unfit
+        return self._fitness.problem
 
     @property
     def waiting(self) -> int:
@@ -99,13 +105,33 @@ class Producer:
 
     # --- ids
 
-    def new_id(self) -> str:
-        return f"{self._settings.queue_name}.0-{str(ULID()).lower()}"
+    def new_id(self, shard: int | None = None) -> str:
+        """In any shard, unless one is named."""
+        return self._shards.new_id(shard)
 
     def derived_id(self, tenant: str, kind: str, key: str) -> str:
         """The same for the same tenant and key, and out of reach for every other tenant."""
-        digest = hashlib.blake2b("\0".join((tenant, kind, key)).encode(), digest_size=20).digest()
-        return f"{self._settings.queue_name}.0-{base64.b32encode(digest).decode().lower()}"
+        return self._shards.derived_id(tenant, kind, key)
+
+    def in_shard(self, rid: str, shard: int) -> str:
+        """The same id, but for where it lives."""
+        return self._shards.in_shard(rid, shard)
+
+    def shard_of(self, rid: str) -> int:
+        """Of an id that `holds` is true of. Raises KeyError for another."""
+        return self._shards.number(rid)
+
+    async def located(self, rid: str) -> str:
+        """Where a derived id is known: one that depends on others went to their shard. Else it as it is."""
+        places = [self._shards.in_shard(rid, shard) for shard in range(len(self._shards))]
+        if len(places) == 1:
+            return rid
+        found = await self.snapshots(places)
+        return next((at for at, known in zip(places, found, strict=True) if known), rid)
+
+    def holds(self, rid: str) -> bool:
+        """Whether it is an id that this queue can have given out."""
+        return self._shards.holds(rid)
 
     # --- submit
 
@@ -116,31 +142,32 @@ class Producer:
         *,
         watch: bool = False,
         owns_id: bool = True,
+        held: bool = False,
         callback: Callback | None = None,
     ) -> Submitted:
         """Accept one request. With `watch` its waiter is there before it is; `callback` is called once it has ended.
+        One that is `held` is given up when every front door that waits for it is gone.
 
-        Raises QueueFull, IdempotencyMismatch, BrokerUnavailable, TypeError for a callback to be awaited. Where
-        `owns_id` says that nobody else can have used this id, one that got through all the same is then ended.
+        Raises QueueFull, IdempotencyMismatch, RefusedPredecessor, BrokerUnavailable, TypeError for a callback to be
+        awaited. Where `owns_id` says that nobody else can have used this id, one that got through all the same is then
+        ended.
         """
         callbacks.check(callback)
-        call = self._scripts.submit(req.id, codec.encode(req), self._meta(req), caps.packed)
+        # Who waits for the answer does not ask for its place in the queue, which costs a look at every lane.
+        call = self._submitting.call(req, caps, held=held, wants_position=not watch)
         if not (watch or callback):
-            return await self._submit(req.id, call, owns_id)
-        async with self._watching(req.id, call):
-            submitted = await self._submit(req.id, call, owns_id)
-            self._waiters.mark_submitted(req.id)
+            return await self._submitting.one(req.id, call, owns_id)
+        waiter = await self._watch(req.id, call)
+        try:
+            submitted = await self._submitting.one(req.id, call, owns_id)
+            waiter.is_submitted = True
             if submitted.joined:
-                await self._line.run(self._scripts.attach(req.id, self.api_id))
+                await self._line.run(self._shards.of(req.id).attach(req.id, self.api_id))
                 await self._results.deliver_from_store(req.id)
+        except BaseException:
+            self._waiters.remove(req.id)
+            raise
         self._keep_readers(req.id, watch, callback)
-        return submitted
-
-    async def _submit(self, rid: str, call: Call, owns_id: bool) -> Submitted:
-        submitted = self._submitted(rid, await self._run_submit(rid, call, owns_id))
-        # Under an id of its own there was nobody to join but itself: the reply to its first run was lost.
-        if owns_id or not submitted.joined:
-            moved(rid, None, ReqStatus.PENDING, "submitted")
         return submitted
 
     async def submit_list(
@@ -151,14 +178,15 @@ class Producer:
         *,
         watch: bool = False,
         owns_id: bool = True,
+        held: bool = False,
         callback: Callback | None = None,
     ) -> Submitted:
         """A list: room for all is reserved first, then they go in by chunks. The rest is as for `submit`."""
         callbacks.check(callback)
         if not (watch or callback):
-            return await self._submit_list(parent, children, caps, owns_id)
+            return await self._submitting.list(parent, children, caps, owns_id, held)
         async with self._watching(parent.id):
-            submitted = await self._submit_list(parent, children, caps, owns_id)
+            submitted = await self._submitting.list(parent, children, caps, owns_id, held)
             self._waiters.mark_submitted(parent.id)
             if submitted.joined:
                 await self._results.deliver_from_store(parent.id)
@@ -171,97 +199,20 @@ class Producer:
         if not watch:
             self._waiters.remove(rid)
 
+    async def _watch(self, rid: str, call: Call | None = None) -> Waiter:
+        if not self._has_stream:
+            await self._tick()
+        return self._waiters.add(rid, call)
+
     @asynccontextmanager
     async def _watching(self, rid: str, call: Call | None = None) -> AsyncIterator[None]:
         """The waiter is there from here on, and goes again if what is done inside fails."""
-        if not self._has_stream:
-            await self._tick()
-        self._waiters.add(rid, call)
+        await self._watch(rid, call)
         try:
             yield
         except BaseException:
             self._waiters.remove(rid)
             raise
-
-    async def _submit_list(
-        self, parent: Req, children: Sequence[Req], caps: Caps, owns_id: bool
-    ) -> Submitted:
-        delivery = _delivery(parent)
-        tokens = sum(child.cost_tokens for child in children)
-        reply = await self._run_submit(
-            parent.id,
-            self._scripts.reserve(
-                parent.id,
-                len(children),
-                tokens,
-                parent.tenant,
-                parent.digest,
-                self.api_id,
-                delivery,
-                caps.packed,
-            ),
-            owns_id,
-        )
-        if reply[0] == b"DUP":
-            await self._line.run(self._scripts.attach(parent.id, self.api_id))
-        place = (0,) if reply[0] in (b"OK", b"DUP") else ()
-        submitted = self._submitted(parent.id, [reply[0], *place, *reply[1:]])
-        if reply[0] in (b"OK", b"DUP"):
-            # After DUP too: the first run of this may have ended, or its reply been lost, before all were in.
-            for start in range(0, len(children), CHUNK):
-                chunk = children[start : start + CHUNK]
-                packed = [
-                    (codec.encode(child), child.cost_tokens, _delivery(child)) for child in chunk
-                ]
-                meta = self._meta(chunk[0])
-                part = self._scripts.submit_many(parent.id, start, meta, packed)
-                sent = await self._run_submit(parent.id, part, owns_id)
-                if sent[0] not in (b"OK", b"DUP"):
-                    break  # cancelled or timed out meanwhile: the list ends by its own rules
-                if owns_id or sent[0] == b"OK":
-                    for child in chunk:
-                        moved(child.id, None, ReqStatus.PENDING, "submitted")
-        return submitted
-
-    async def _run_submit(self, rid: str, call: Call, owns_id: bool) -> Any:
-        if self._unfit is not None:
-            raise BrokerUnavailable(self._unfit)
-        self._cancelling.not_later(rid)
-        try:
-            return await self._line.run(call)
-        except (BrokerUnavailable, asyncio.CancelledError) as error:
-            # It may have got through; nobody waits for it, so it must not run. Under an id that others
-            # use too somebody may wait: there the same submit again finds it.
-            if owns_id and (not isinstance(error, BrokerUnavailable) or error.may_have_run):
-                self.cancel_later(rid, message="the broker did not answer when it was submitted")
-            raise
-
-    def _submitted(self, rid: str, reply: list[Any]) -> Submitted:
-        verdict = reply[0]
-        if verdict == b"MISMATCH":
-            raise IdempotencyMismatch("this id was used with another body", param="id")
-        if verdict == b"FULL":
-            which = reply[1].decode()
-            raise QueueFull(f"the queue is full ({which.replace('_', ' ')})")
-        if verdict == b"DONE":
-            return Submitted(rid, 0, 0, joined=True)
-        return Submitted(rid, int(reply[1]), int(reply[2]), joined=verdict == b"DUP")
-
-    def _meta(self, req: Req) -> list[Any]:
-        return [
-            int(req.priority),
-            req.tenant,
-            req.cost_tokens,
-            int(req.timeout_s * 1000),
-            int(req.queue_timeout_s * 1000),
-            self.api_id,
-            _delivery(req),
-            req.digest,
-            list(req.depends_on),
-            req.webhook or "",
-            req.traceparent or "",
-            0,
-        ]
 
     # --- waiting
 
@@ -270,8 +221,7 @@ class Producer:
         waiter = self._waiters.get(rid)
         if waiter is None:
             raise KeyError(rid)
-        async with asyncio.timeout(timeout_s):
-            return await asyncio.shield(waiter.future)
+        return await waiter.wait(timeout_s)
 
     def unwatch(self, rid: str) -> None:
         self._waiters.remove(rid)
@@ -279,7 +229,7 @@ class Producer:
     async def attach(self, rid: str) -> Snapshot | None:
         """Watch an id of somebody else's (then `wait`, `unwatch`); its snapshot, None if never seen."""
         async with self._watching(rid):
-            await self._line.run(self._scripts.attach(rid, self.api_id))
+            await self._line.run(self._shards.of(rid).attach(rid, self.api_id))
             self._waiters.mark_submitted(rid)
             snapshot = await self.peek(rid)
             if snapshot is not None and snapshot.outcome is not None:
@@ -288,11 +238,30 @@ class Producer:
             self._waiters.remove(rid)
         return snapshot
 
+    async def stream(self, rid: str, after: Place | None = None) -> AsyncGenerator[Event, None]:
+        """The text of an id as it grows: what there is of it from `after` on, then what comes, then its End.
+
+        Any number may read one id, and each gets all of it. Raises BrokerUnavailable where the broker is away at the
+        start, then what `wait` raises; BrokerLost also for an id that nothing is known of.
+        """
+        events = self._results.streams.read(rid, after)
+        async with self._watching(rid), aclosing(events):
+            async for event in events:
+                yield event
+        self._waiters.remove(rid)
+
+    async def carry_on(self, rids: Sequence[str]) -> None:
+        """Held ones that their caller lets go of, and will ask for: a list's are those of its children."""
+        for start in range(0, len(rids), CHUNK):
+            part = rids[start : start + CHUNK]
+            calls = (self._shards.of(rid).attach(rid, "") for rid in part)
+            await asyncio.gather(*map(self._line.run, calls))
+
     # --- looking
 
     async def peek(self, rid: str) -> Snapshot | None:
         """None: never seen, or its record's life is over."""
-        return parse_snapshot(rid, await self._line.run(self._scripts.peek(rid)))
+        return parse_snapshot(rid, await self._line.run(self._shards.of(rid).peek(rid)))
 
     async def answer(self, rid: str) -> Answer | None:
         return (await self.answers([rid]))[0]
@@ -304,13 +273,6 @@ class Producer:
     async def snapshots(self, rids: Sequence[str]) -> list[Snapshot | None]:
         """`peek` for many, in one round trip."""
         return await self._results.snapshots(rids)
-
-    async def request(self, record: Record) -> Req | None:
-        """The request behind a live record."""
-        entries = await self._line.run(
-            ("XRANGE", self._keys.fixed("in"), record.entry_id, record.entry_id)
-        )
-        return codec.decode_req(entries[0][1][3]) if entries else None
 
     # --- ending
 
@@ -332,78 +294,50 @@ class Producer:
         n = snapshot.outcome.n_children if snapshot.outcome else 0
         rids = [rid, *(f"{rid}.{i}" for i in range(n))]
         for start in range(0, len(rids), FETCH):
-            await self._line.run(("UNLINK", *map(self._keys.body, rids[start : start + FETCH])))
+            await self._line.run(self._shards.of(rid).drop(rids[start : start + FETCH]))
 
     # --- system prompt, figures
 
+    @property
+    def known_system_prompt(self) -> tuple[str | None, int]:
+        """Text and version, at most a second old while the broker answers."""
+        return self._prompt.known
+
     async def system_prompt(self) -> tuple[str | None, int]:
-        text, version = await self._line.run(("HMGET", self._keys.fixed("sys"), "t", "v"))
-        self.known_system_prompt = (None if text is None else text.decode(), int(version or 0))
-        return self.known_system_prompt
+        return await self._prompt.read()
 
     async def set_system_prompt(self, text: str | None, by: str) -> int:
         """Store the next version, which for None says that there is none. Returns its number."""
-        version = int((await self._line.run(self._scripts.set_prompt(text, by)))[0])
-        self.known_system_prompt = (text, version)
-        return version
+        return await self._prompt.write(text, by)
+
+    @property
+    def known_stats(self) -> QueueStats | None:
+        return self._figures.known
+
+    @property
+    def known_workers(self) -> tuple[WorkerSeen, ...]:
+        return self._figures.workers
 
     async def stats(self) -> QueueStats:
-        reply = await self._line.run(self._scripts.stats())
-        fresh = queue_stats.parse(reply, self._settings.lease_s)
-        before = self.known_stats
-        rate = before.drain_rate_per_s if before else 0.0
-        if before is not None and fresh.now_ms - before.now_ms >= 500:
-            seconds = (fresh.now_ms - before.now_ms) / 1000
-            latest = max(0, fresh.ended - before.ended) / seconds
-            # A moving average over about 15 s, and none of the idle time: it tells how fast a queue drains.
-            weight = min(1.0, seconds / 15)
-            if fresh.live or latest:
-                rate = latest if rate == 0 else rate + (latest - rate) * weight
-        self.known_stats = msgspec.structs.replace(fresh, drain_rate_per_s=rate)
-        self.known_workers = fresh.workers
-        return self.known_stats
+        return await self._figures.look()
 
     # --- background
 
     async def _tick(self) -> None:
+        """That this process is there, in each shard. Nothing may hold it up: without it held requests are given up."""
         lease_ms = int(self._settings.lease_s * 1000)
-        reply = await self._line.run(
-            self._scripts.tick(lease_ms, self.api_id, self._results.last_id)
-        )
+        for number, scripts in enumerate(self._shards):
+            last_id = self._results.last_id(scripts.keys.out(self.api_id))
+            reply = await self._line.run(scripts.tick(lease_ms, self.api_id, last_id))
+            if int(reply[3]):
+                # The stream was gone and notices with it.
+                self._results.has_lost = True
+            if number == 0:
+                await self._prompt.keep_up(int(reply[2]))
         self._has_stream = True
-        if int(reply[2]) != self._prompt_version:
-            await self.system_prompt()
-            self._prompt_version = int(reply[2])
-        if int(reply[3]):
-            # The stream was gone and notices with it: ask for every waiter at once.
-            await self._results.reconcile(0.0)
 
-    async def _keep(self) -> None:
-        while True:
-            try:
-                await self._tick()
-                await self._look()
-                await self.stats()
-                await self._results.reconcile(RECONCILE_AFTER_S)
-            except BrokerUnavailable as error:
-                log.debug("waiting for the broker: %s", error)
-            except Exception:
-                log.exception("keeping the front door's half failed; it goes on")
-            await asyncio.sleep(TICK_S)
+    async def _reconcile(self) -> None:
+        await self._results.reconcile(RECONCILE_AFTER_S)
 
-    async def _look(self) -> None:
-        """Whether the broker may be used; looked at again now and then, so that a cure needs no restart."""
-        now = asyncio.get_running_loop().time()
-        if now - self._looked_at < LOOK_S:
-            return
-        is_first, self._looked_at = self._looked_at == float("-inf"), now
-        found = await look_at(self._line, self._keys)
-        if found.problem and not self._unfit:
-            log.critical("no request is taken: %s", found.problem)
-        elif is_first and found.warning:
-            log.warning("%s", found.warning)
-        self._unfit = found.problem
-
-
-def _delivery(req: Req) -> str:
-    return msgspec.json.encode(req.delivery).decode()
+    def _abandon(self, rid: str) -> None:
+        self.cancel_later(rid, message="its client left while the broker was away")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from redis.exceptions import ResponseError
@@ -12,10 +12,12 @@ from redis.exceptions import ResponseError
 from shared import codec
 from shared.errors import BrokerLost, BrokerUnavailable, CodecError
 from shared.queue.connection import Connection
-from shared.queue.scripts import Call, Scripts
+from shared.queue.shards import Shards
 from shared.queue.snapshot import Snapshot, parse_snapshot
+from shared.queue.streams import Streams
 from shared.queue.transitions import moved
 from shared.queue.waiters import Answer, Waiter, Waiters
+from shared.queue.wire import Command
 from shared.status import ReqStatus
 
 log = logging.getLogger(__name__)
@@ -24,19 +26,28 @@ FETCH = 256
 
 
 class Results:
-    """Reads the process's stream and delivers to its waiters; what does not fit in a notice is fetched."""
+    """Reads the process's stream of each shard, delivers to its waiters; what does not fit in a notice is fetched."""
 
     def __init__(
-        self, connection: Connection, scripts: Scripts, api_id: str, waiters: Waiters
+        self,
+        connection: Connection,
+        shards: Shards,
+        api_id: str,
+        waiters: Waiters,
+        abandoned: Callable[[str], None],
     ) -> None:
-        self.last_id = "0-0"
+        """`abandoned` is told of a request that was made again and that nobody waits for any more."""
+        self.has_lost = False
+        self._abandoned = abandoned
         self._line = connection.line
         self._reader = connection.reader("reading results")
-        self._scripts = scripts
-        self._keys = scripts.keys
-        self._api_id = api_id
+        self._shards = shards
+        # By stream: the last entry that was read. Every stream is read on one connection.
+        self._last_ids = {scripts.keys.out(api_id): "0-0" for scripts in shards}
         self._waiters = waiters
+        self.streams = Streams(self._line, shards, api_id, waiters, self.deliver_from_store)
         self._fetching: set[asyncio.Task[None]] = set()
+        self._forgotten = 0
 
     async def close(self) -> None:
         for task in self._fetching:
@@ -46,41 +57,36 @@ class Results:
 
     async def answers(self, rids: Sequence[str]) -> list[Answer | None]:
         """Results with bodies, in order; None where it is not final (or unknown)."""
-        found: list[Answer | None] = []
-        for start in range(0, len(rids), FETCH):
-            part = rids[start : start + FETCH]
-            outcomes, bodies = await asyncio.gather(
-                self._line.run(("MGET", *map(self._keys.outcome, part))),
-                self._line.run(("MGET", *map(self._keys.body, part))),
-            )
-            found += [
-                _answer(rid, outcome, body)
-                for rid, outcome, body in zip(part, outcomes, bodies, strict=True)
-            ]
-        return found
+        found: dict[str, Answer | None] = {}
+        for scripts, of_shard in self._shards.split(rids):
+            for start in range(0, len(of_shard), FETCH):
+                part, keys = of_shard[start : start + FETCH], scripts.keys
+                outcomes, bodies = await asyncio.gather(
+                    self._line.run(("MGET", *map(keys.outcome, part))),
+                    self._line.run(("MGET", *map(keys.body, part))),
+                )
+                for rid, outcome, body in zip(part, outcomes, bodies, strict=True):
+                    found[rid] = _answer(rid, outcome, body)
+        return [found[rid] for rid in rids]
+
+    def last_id(self, stream: str) -> str:
+        """The last entry that was read of one of the process's streams."""
+        return self._last_ids[stream]
 
     async def snapshots(self, rids: Sequence[str]) -> list[Snapshot | None]:
         """What is known of each, in one round trip."""
-        replies = await asyncio.gather(*(self._line.run(self._scripts.peek(rid)) for rid in rids))
+        peeks = (self._line.run(self._shards.of(rid).peek(rid)) for rid in rids)
+        replies = await asyncio.gather(*peeks)
         return [parse_snapshot(rid, reply) for rid, reply in zip(rids, replies, strict=True)]
 
     async def run(self) -> None:
-        key = self._keys.out(self._api_id)
+        head: Command = ("XREAD", "COUNT", 512, "BLOCK", int(READ_BLOCK_S * 1000), "STREAMS")
         while True:
-            command = (
-                "XREAD",
-                "COUNT",
-                512,
-                "BLOCK",
-                int(READ_BLOCK_S * 1000),
-                "STREAMS",
-                key,
-                self.last_id,
-            )
             try:
+                command = (*head, *self._last_ids, *self._last_ids.values())
                 reply = await self._reader.run(command, READ_BLOCK_S)
-                for entry_id, flat in _entries(reply):
-                    self.last_id = entry_id
+                for stream, entry_id, flat in _entries(reply):
+                    self._last_ids[stream] = entry_id
                     self._on_notice(flat)
             except Exception:
                 log.exception("reading results failed; it goes on")
@@ -88,10 +94,11 @@ class Results:
 
     def _on_notice(self, flat: list[bytes]) -> None:
         fields = {flat[i]: flat[i + 1] for i in range(0, len(flat), 2)}
-        if b"r" not in fields:
-            return
-        rid = fields[b"i"].decode()
+        rid = fields.get(b"i", b"").decode()
         if rid not in self._waiters:
+            return
+        if b"c" in fields:
+            self.streams.on_chunk(rid, fields)
             return
         try:
             outcome = codec.decode_outcome(fields[b"r"])
@@ -104,7 +111,7 @@ class Results:
             self._fetching.add(task)
             task.add_done_callback(self._fetching.discard)
             return
-        self._waiters.deliver(Answer(rid, outcome, body))
+        self._deliver(Answer(rid, outcome, body))
 
     async def deliver_from_store(self, rid: str) -> None:
         try:
@@ -115,34 +122,63 @@ class Results:
             self._unreadable(rid, error)
             return
         if answer is not None:
+            self._deliver(answer)
+
+    def _deliver(self, answer: Answer) -> None:
+        if answer.outcome.code == "client_gone" and answer.id in self._waiters:
+            # Somebody is there, and was not heard of for too long: this process stood still, or was cut off.
+            message = (
+                "this front door was away for too long and the request was given up; send it again"
+            )
+            self._waiters.fail(answer.id, BrokerLost(message, retry_after_s=1))
+        else:
             self._waiters.deliver(answer)
 
     async def reconcile(self, age_s: float) -> None:
-        """Ask for every waiter that heard nothing for so long: its notice, or all of it, may be lost."""
+        """Ask for every waiter that heard nothing for so long: its notice, or all of it, may be lost.
+
+        For every one where the stream was lost.
+        """
+        if self.has_lost:
+            self.has_lost, age_s = False, 0.0
         now = asyncio.get_running_loop().time()
         overdue = self._waiters.overdue(now, age_s)
         for start in range(0, len(overdue), FETCH):
             part = overdue[start : start + FETCH]
-            peeks = (self._line.run(self._scripts.peek(rid)) for rid, _ in part)
+            peeks = (self._line.run(self._shards.of(rid).peek(rid)) for rid, _ in part)
             replies = await asyncio.gather(*peeks, return_exceptions=True)
-            for (rid, waiter), reply in zip(part, replies, strict=True):
+            for reply in replies:
                 if isinstance(reply, BaseException) and not isinstance(reply, ResponseError):
                     raise reply  # the broker is away for all of them
+            for _, waiter in part:
                 waiter.checked_at = now
-                try:
-                    await self._catch_up(rid, waiter, reply)
-                except (CodecError, ResponseError) as error:
-                    self._unreadable(rid, error)
+            await asyncio.gather(
+                *(
+                    self._catch_up(rid, waiter, reply)
+                    for (rid, waiter), reply in zip(part, replies, strict=True)
+                )
+            )
+            if self._forgotten:
+                # One line for all: an empty broker has forgotten every one of thousands.
+                log.warning("the broker forgot %d requests that are waited for", self._forgotten)
+                self._forgotten = 0
 
     async def _catch_up(self, rid: str, waiter: Waiter, reply: Any) -> None:
-        """By the reply of a `peek`, or its ResponseError, which is raised."""
-        if isinstance(reply, ResponseError):
-            raise reply
-        snapshot = parse_snapshot(rid, reply)
-        if snapshot is None:
-            await self._resubmit(rid, waiter.resubmit)
-        elif snapshot.outcome is not None:
+        """By the reply of a `peek`, or its error."""
+        try:
+            if isinstance(reply, ResponseError):
+                raise reply
+            snapshot = parse_snapshot(rid, reply)
+            if snapshot is None:
+                await self._resubmit(rid, waiter)
+                return
+        except (CodecError, ResponseError) as error:
+            self._unreadable(rid, error)
+            return
+        if snapshot.outcome is not None:
             await self.deliver_from_store(rid)
+        else:
+            self.streams.look_again(rid)
 
     def _unreadable(self, rid: str, error: CodecError | ResponseError) -> None:
         """Of a later release, or damaged: waiting longer would not make it readable. It costs itself alone."""
@@ -152,13 +188,19 @@ class Results:
             error = CodecError("what the broker holds of this request cannot be read", b"")
         self._waiters.fail(rid, error)
 
-    async def _resubmit(self, rid: str, call: Call | None) -> None:
-        if call is not None:
-            log.warning("the broker forgot %s; it is submitted again", rid)
-            reply = await self._line.run(call)
+    async def _resubmit(self, rid: str, waiter: Waiter) -> None:
+        self._forgotten += 1
+        if waiter.resubmit is not None and self._waiters.get(rid) is waiter:
+            reply = await self._line.run(waiter.resubmit)
             if reply[0] == b"OK":
                 moved(rid, None, ReqStatus.PENDING, "submitted again")
-            if reply[0] in (b"OK", b"DUP"):
+                if self._waiters.get(rid) is not waiter:
+                    self._abandoned(
+                        rid
+                    )  # its caller left while it was on its way, and cancelled what was not there
+            if reply[0] == b"DONE":
+                await self.deliver_from_store(rid)
+            if reply[0] in (b"OK", b"DUP", b"DONE"):
                 return
         message = "the broker lost this request; send it again"
         self._waiters.fail(rid, BrokerLost(message, retry_after_s=1))
@@ -170,7 +212,7 @@ def _answer(rid: str, outcome: bytes | None, body: bytes | None) -> Answer | Non
     return Answer(rid, codec.decode_outcome(outcome), codec.decode_body(body) if body else None)
 
 
-def _entries(reply: Any) -> Iterable[tuple[str, list[bytes]]]:
-    for _, entries in reply or ():
+def _entries(reply: Any) -> Iterable[tuple[str, str, list[bytes]]]:
+    for stream, entries in reply or ():
         for entry_id, flat in entries:
-            yield entry_id.decode(), flat
+            yield stream.decode(), entry_id.decode(), flat

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -20,10 +21,18 @@ Arg = str | bytes | int | float
 
 
 class Script(msgspec.Struct, frozen=True):
+    """`source` is what the server runs, `head` what of it stands before the script's own text."""
+
     name: str
     source: str
     sha: str
     fixed: tuple[str, ...]
+    head: str
+
+    @classmethod
+    def of(cls, name: str, fixed: tuple[str, ...], head: str, body: str) -> Script:
+        source = f"{head}\n{body}"
+        return cls(name, source, hashlib.sha1(source.encode()).hexdigest(), fixed, head)
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -41,8 +50,9 @@ class Call(msgspec.Struct, frozen=True):
         return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args)
 
     @property
-    def load_command(self) -> tuple[Arg, ...]:
-        return ("SCRIPT", "LOAD", self.script.source)
+    def loading_command(self) -> tuple[Arg, ...]:
+        """For a server that does not have the script: it is there from this run on."""
+        return ("EVAL", self.script.source, len(self.keys), *self.keys, *self.args)
 
 
 NAMES = (
@@ -51,6 +61,7 @@ NAMES = (
     "submit_many",
     "claim",
     "beat",
+    "emit",
     "finish",
     "end",
     "end_missing",
@@ -66,9 +77,14 @@ NAMES = (
     "stats",
     "prune",
     "set_prompt",
+    "drop",
+    "list_letters",
+    "requeue_letter",
+    "drop_letter",
 )
 
 
+@cache
 def load(name: str) -> Script:
     """Put together one script's source: flags line, key locals, shared pieces, its own text."""
     folder = files("shared.queue").joinpath("lua")
@@ -88,10 +104,8 @@ def load(name: str) -> Script:
     pieces = [
         folder.joinpath(f"{use}.lua").read_text(encoding="utf-8") for use in header["USES"].split()
     ]
-    source = "\n".join(
-        [head, f"local NK = {len(fixed)}", f"local {names} = {values}", *pieces, text]
-    )
-    return Script(name, source, hashlib.sha1(source.encode()).hexdigest(), fixed)
+    whole_head = "\n".join([head, f"local NK = {len(fixed)}", f"local {names} = {values}", *pieces])
+    return Script.of(name, fixed, whole_head, text)
 
 
 class Scripts:
@@ -114,15 +128,21 @@ class Scripts:
         return [
             k.outcome(rid),
             k.body(rid),
+            k.part(rid),
             k.group(parent or rid),
             k.outcome(parent or rid),
             *more,
         ]
 
+    def _predecessor_keys(self, preds: Sequence[str]) -> list[str]:
+        return [key for pred in preds for key in (self.keys.outcome(pred), self.keys.body(pred))]
+
     def submit(self, rid: str, payload: bytes, meta: Sequence[Any], caps: Sequence[int]) -> Call:
-        """Reply: [OK, position, at] [DUP, position, at] [DONE] [MISMATCH] [FULL, which, queued]."""
+        """Reply: [OK, position, at] [DUP, position, at] [DONE] [MISMATCH] [FULL, which, queued]
+        [UNKNOWN, predecessor] [CROWDED, predecessor]; position -1: not queued yet.
+        """
         packed = (codec.pack(list(meta)), codec.pack(list(caps)))
-        keys = [self.keys.outcome(rid), self.keys.group(rid)]
+        keys = [self.keys.outcome(rid), self.keys.group(rid), *self._predecessor_keys(meta[8])]
         return self._call("submit", keys, rid, payload, *packed)
 
     def reserve(
@@ -173,6 +193,14 @@ class Scripts:
         ]
         return self._call("beat", [], wid, lease_ms, seq_seen, info, *flat)
 
+    def emit(
+        self, wid: str, apis: Sequence[str], pieces: Sequence[tuple[str, str, int, str]]
+    ) -> Call:
+        """`pieces` are id, token, offset in code points, text. Reply: [[verdict, missed api...]...], one for each."""
+        keys = [*(self.keys.part(piece[0]) for piece in pieces), *map(self.keys.out, apis)]
+        flat = [part for piece in pieces for part in piece]
+        return self._call("emit", keys, wid, ",".join(apis), *flat)
+
     def finish(
         self,
         rid: str,
@@ -188,11 +216,13 @@ class Scripts:
         inline_max: int,
         apis: Sequence[str],
         parent: str,
+        *,
+        letters_max_bytes: int,
     ) -> Call:
         """Reply: [OK, was, missed api...] [ALREADY] [LOST] [GONE]."""
         keys = self._terminal_keys(rid, parent, *map(self.keys.out, apis))
         what = (state, code, message, report, body or b"", int(body is not None))
-        lives = (ttl_ms, body_ttl_ms, inline_max, ",".join(apis))
+        lives = (ttl_ms, body_ttl_ms, inline_max, ",".join(apis), letters_max_bytes)
         return self._call("finish", keys, rid, wid, token, *what, *lives)
 
     def end(
@@ -205,12 +235,16 @@ class Scripts:
         ttl_ms: int,
         apis: Sequence[str],
         parent: str,
+        *,
+        part_ttl_ms: int,
+        letters_max_bytes: int,
     ) -> Call:
         """Reply: [OK, was, wid, missed api...] [GONE] [NOTDUE] [KEYS]."""
         keys = self._terminal_keys(
             rid, parent, self.keys.ctl(wid or "-"), *map(self.keys.out, apis)
         )
-        return self._call("end", keys, rid, how, code, message, wid, ttl_ms, ",".join(apis))
+        lives = (ttl_ms, part_ttl_ms, ",".join(apis), letters_max_bytes)
+        return self._call("end", keys, rid, how, code, message, wid, *lives)
 
     def end_missing(
         self,
@@ -260,15 +294,16 @@ class Scripts:
     def tick(self, lease_ms: int, api: str | None = None, last_id: str = "0-0") -> Call:
         """Reply: [now, paused, system prompt version, created]."""
         extra = [self.keys.out(api)] if api else []
-        return self._call("tick", extra, lease_ms, last_id)
+        return self._call("tick", extra, lease_ms, api or "", last_id)
 
     def peek(self, rid: str) -> Call:
         """Reply: [now, kind, value, position, the server's clock]."""
         return self._call("peek", [self.keys.outcome(rid), self.keys.group(rid)], rid)
 
-    def attach(self, rid: str, api: str) -> Call:
-        """Reply: [OK] [GONE]."""
-        return self._call("attach", [self.keys.group(rid)], rid, api)
+    def attach(self, rid: str, api: str, at: str = "0-0", n: int = 0) -> Call:
+        """`n` pieces of its part from the place `at` on. Reply: [OK, piece...] [GONE, piece...]."""
+        keys = [self.keys.group(rid), self.keys.part(rid)]
+        return self._call("attach", keys, rid, api, at, n)
 
     def notify(self, rid: str, api: str, inline_max: int) -> Call:
         """Reply: [OK] [GONE]."""
@@ -290,3 +325,24 @@ class Scripts:
     def set_prompt(self, text: str | None, by: str) -> Call:
         """`text` None: none is stored any more. Reply: [version]."""
         return self._call("set_prompt", [], text or "", int(text is not None), by)
+
+    def drop(self, rids: Sequence[str]) -> Call:
+        """Reply: [keys that were there]."""
+        k = self.keys
+        return self._call("drop", [key for rid in rids for key in (k.body(rid), k.part(rid))])
+
+    def list_letters(self, before: str, n: int) -> Call:
+        """Reply: [more, [letter, rid, payload bytes, outcome]...]."""
+        return self._call("list_letters", [], before, n)
+
+    def requeue_letter(
+        self, letter: str, rid: str, payload: bytes, meta: Sequence[Any], caps: Sequence[int]
+    ) -> Call:
+        """`letter` is its entry in the stream. Reply: as `submit`, and [GONE]."""
+        packed = (codec.pack(list(meta)), codec.pack(list(caps)))
+        keys = [self.keys.outcome(rid), *self._predecessor_keys(meta[8])]
+        return self._call("requeue_letter", keys, letter, rid, payload, *packed)
+
+    def drop_letter(self, letter: str) -> Call:
+        """Reply: [OK] [GONE]."""
+        return self._call("drop_letter", [], letter)

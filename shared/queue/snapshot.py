@@ -19,18 +19,19 @@ class Caps(msgspec.Struct, frozen=True):
     tenant_requests: int = 0
     tenant_tokens: int = 0
 
-    @property
-    def packed(self) -> list[int]:
-        return [self.requests, self.tokens, self.tenant_requests, self.tenant_tokens]
+    def share(self, shards: int) -> list[int]:
+        """What of each falls to one shard, rounded up; 0 stays none."""
+        all_caps = (self.requests, self.tokens, self.tenant_requests, self.tenant_tokens)
+        return [-(-cap // shards) for cap in all_caps]
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """`position`: how many are ahead. `joined`: the id was there already, with the same body.
-    `submitted_ms` is by the server's clock.
+    """`position`: how many are ahead, None while it is not queued yet, or not asked for by who waits for its answer.
+    `joined`: the id was there already, with the same body. `submitted_ms` is by the server's clock.
     """
 
     id: str
-    position: int
+    position: int | None
     submitted_ms: int
     joined: bool
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -56,8 +58,44 @@ def parse(reply: list[Any], lease_s: float) -> QueueStats:
         paused=bool(reply[7]),
         dead_letters=counters.get("dead", 0),
         counters=counters,
-        workers=tuple(_workers(reply[9], now_ms, lease_s)),
+        workers=_in_order(_workers(reply[9], now_ms, lease_s)),
     )
+
+
+def merge(parts: Sequence[QueueStats]) -> QueueStats:
+    """Of several shards, added up; the clock is the first one's, and a worker is in all of them."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    counters: Counter[str] = Counter()
+    depth: Counter[str] = Counter()
+    workers: dict[str, WorkerSeen] = {}
+    for part in parts:
+        counters.update(part.counters)
+        depth.update(part.depth)
+        for worker in part.workers:
+            known = workers.get(worker.name)
+            if known is None or worker.age_s < known.age_s:
+                workers[worker.name] = worker
+    return QueueStats(
+        now_ms=first.now_ms,
+        depth=dict(depth),
+        redelivered=sum(part.redelivered for part in parts),
+        suspects=sum(part.suspects for part in parts),
+        later=sum(part.later for part in parts),
+        running=sum(part.running for part in parts),
+        live=sum(part.live for part in parts),
+        tokens=sum(part.tokens for part in parts),
+        oldest_age_s=max(part.oldest_age_s for part in parts),
+        paused=any(part.paused for part in parts),
+        dead_letters=sum(part.dead_letters for part in parts),
+        counters=dict(counters),
+        workers=_in_order(workers.values()),
+    )
+
+
+def _in_order(workers: Iterable[WorkerSeen]) -> tuple[WorkerSeen, ...]:
+    return tuple(sorted(workers, key=lambda worker: (not worker.is_live, worker.info.id)))
 
 
 def _workers(flat: list[bytes], now_ms: int, lease_s: float) -> list[WorkerSeen]:
@@ -68,7 +106,8 @@ def _workers(flat: list[bytes], now_ms: int, lease_s: float) -> list[WorkerSeen]
             continue
         age_s = max(0.0, (now_ms - int(fields.get("b:" + name[2:], b"0"))) / 1000)
         try:
-            seen.append(WorkerSeen(codec.decode_worker_info(raw), age_s, age_s < lease_s))
+            info = codec.decode_worker_info(raw)
+            seen.append(WorkerSeen(info, age_s, age_s < lease_s, name[2:]))
         except CodecError:
             continue  # a worker of a later release: it is there, but cannot be shown by this one
-    return sorted(seen, key=lambda worker: (not worker.is_live, worker.info.id))
+    return seen

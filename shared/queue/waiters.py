@@ -32,7 +32,7 @@ class Waiter:
     Until `is_submitted` the broker is not asked for it: it may not have got there yet.
     """
 
-    __slots__ = ("checked_at", "future", "is_submitted", "readers", "resubmit")
+    __slots__ = ("checked_at", "future", "is_submitted", "readers", "resubmit", "waiting")
 
     def __init__(self, resubmit: Call | None, now: float) -> None:
         self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -40,6 +40,42 @@ class Waiter:
         self.resubmit = resubmit
         self.checked_at = now
         self.is_submitted = False
+        self.waiting: set[asyncio.Future[Answer]] = set()
+
+    async def wait(self, timeout_s: float) -> Answer:
+        """The answer. Raises TimeoutError, and what the waiter failed with.
+
+        Each caller has a future of its own, so that one that leaves does not take the others' along: cheaper than
+        `asyncio.shield` under `asyncio.timeout`, since every request passes here.
+        """
+        if self.future.done():
+            return self.future.result()
+        loop = asyncio.get_running_loop()
+        own: asyncio.Future[Answer] = loop.create_future()
+        self.waiting.add(own)
+        limit = loop.call_later(timeout_s, _time_out, own)
+        try:
+            return await own
+        finally:
+            limit.cancel()
+            self.waiting.discard(own)
+
+    def end(self, answer: Answer | SluiceError) -> None:
+        """Once: for all who wait, and all who come later."""
+        for future in (self.future, *self.waiting):
+            if future.done():
+                continue
+            if isinstance(answer, SluiceError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+        if isinstance(answer, SluiceError):
+            self.future.exception()  # where nobody waits yet it is no fault that nobody hears of it
+
+
+def _time_out(future: asyncio.Future[Answer]) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError())
 
 
 class Waiters:
@@ -89,13 +125,12 @@ class Waiters:
         if waiter.future.done():
             log.debug("a second result for %s is not delivered", answer.id)
             return
-        waiter.future.set_result(answer)
+        waiter.end(answer)
 
     def fail(self, rid: str, error: SluiceError) -> None:
         waiter = self._by_id.get(rid)
         if waiter is not None and not waiter.future.done():
-            waiter.future.set_exception(error)
-            waiter.future.exception()  # where nobody waits yet it is no fault that nobody hears of it
+            waiter.end(error)
 
     def fail_all(self, error: SluiceError) -> None:
         """For good: whoever has no answer yet, and whoever comes later, gets the error."""

@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from shared import codec
+from shared.queue.claiming import Grant
 from shared.queue.connection import Connection
-from shared.queue.consumer import Consumer, Grant
+from shared.queue.consumer import Consumer
 from shared.request import Body, FinishReason, Report, Req, Usage
 from shared.settings import QueueSettings
 from shared.worker_info import WorkerInfo, WorkerState

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
+import redis
 
 from api.settings import ApiSettings
 from tests.api.answering import answering
@@ -178,3 +179,55 @@ async def test_who_waited_too_long_while_the_broker_hangs_is_cancelled_once_it_i
         error = reply.json()["error"]
         assert (reply.status_code, error["code"]) == (504, "wait_timeout")
         await eventually(lambda: has_ended(front, error["request_id"], "wait_timeout"))
+
+
+def empty_before(
+    monkeypatch: pytest.MonkeyPatch, front: Front, broker: Server, method: str
+) -> None:
+    """The broker is emptied the next time that the front door's half is asked for this."""
+    producer = front.services.producer
+    ask = getattr(producer, method)
+
+    async def empty_and_ask(*args: object) -> object:
+        with redis.Redis.from_url(broker.url) as client:
+            client.flushall()
+        return await ask(*args)
+
+    monkeypatch.setattr(producer, method, empty_and_ask)
+
+
+async def test_a_list_whose_answers_are_gone_when_it_ends_is_to_be_sent_again(
+    settings: ApiSettings, own_broker: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its callers were told that the answers were no longer kept, which no retry mends."""
+    async with front_door(settings) as front, answering(settings):
+        empty_before(monkeypatch, front, own_broker, "answers")
+        reply = await front.client.post("/predict", json={"prompt": ["one", "two"]})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "broker_lost")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("PUT", "/requests/mine", {}),
+        ("POST", "/requests", {"idempotency-key": "k"}),
+        ("POST", "/predict", {"idempotency-key": "k", "prefer": "respond-async"}),
+    ],
+)
+async def test_a_submit_that_joined_what_is_gone_then_is_to_be_sent_again(
+    settings: ApiSettings,
+    own_broker: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    path: str,
+    headers: dict[str, str],
+) -> None:
+    """It was told 404, as if an id of nobody's had been polled."""
+    async with front_door(settings) as front:
+        ask = partial(front.client.request, method, path, json={"prompt": "x"}, headers=headers)
+        assert (await ask()).status_code == 202
+        empty_before(monkeypatch, front, own_broker, "peek")
+        reply = await ask()
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "broker_lost")
+        monkeypatch.undo()
+        assert (await ask()).status_code == 202

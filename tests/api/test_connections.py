@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
 from api.settings import ApiSettings
-from tests.api.answering import Answerer
+from tests.api.answering import Answerer, answering
 from tests.api.serving import Front, eventually, served
+from tests.worker.scripted_engine import ScriptedEngine
+from tests.worker.serving import Service
 
 
 @pytest.fixture
@@ -25,9 +28,7 @@ async def leave_after_start(front: Front, worker: Answerer, **sent: object) -> s
     before = len(worker.seen)
     asking = asyncio.create_task(front.client.post("/predict", **sent))  # type: ignore[arg-type]
     await eventually(lambda: len(worker.seen) > before)
-    asking.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await asking
+    await hang_up(asking)
     return worker.seen[-1].id
 
 
@@ -39,14 +40,71 @@ async def test_a_client_that_leaves_cancels_its_request(live: Front, worker: Ans
     assert live.services.producer.waiting == 0
 
 
+async def hang_up(asking: asyncio.Task[httpx.Response]) -> None:
+    asking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asking
+
+
+async def test_who_leaves_while_queued_costs_no_worker_anything(
+    live: Front, settings: ApiSettings
+) -> None:
+    async def has_live(count: int) -> bool:
+        return (await live.services.producer.stats()).live == count
+
+    asking = asyncio.create_task(live.client.post("/predict", json={"prompt": "never run"}))
+    await eventually(lambda: has_live(1))
+    await hang_up(asking)
+    await eventually(lambda: has_live(0))
+    async with answering(settings) as worker:
+        assert (await live.client.post("/predict", json={"prompt": "hi"})).is_success
+        assert [req.prompt for req in worker.seen] == ["hi"]
+
+
+@pytest.fixture
+async def engine(settings: ApiSettings) -> AsyncIterator[ScriptedEngine]:
+    """Behind the worker's own loop."""
+    service, engine = Service(settings.redis_url, settings.queue_name), ScriptedEngine()
+    async with service.worker(engine):
+        yield engine
+    await service.close()
+
+
+async def test_who_leaves_while_it_runs_stops_the_engine_within_a_second(
+    live: Front, engine: ScriptedEngine
+) -> None:
+    asking = asyncio.create_task(live.client.post("/predict", json={"prompt": "hold on"}))
+    await eventually(lambda: engine.running_texts == {"hold on"})
+    left_at = time.monotonic()
+    await hang_up(asking)
+    await eventually(lambda: len(engine.aborted) == 1, within_s=1.0)
+    await eventually(lambda: not engine.running_texts, within_s=1.0)
+    assert time.monotonic() - left_at < 1.0
+    state = (await live.client.get(f"/requests/{engine.aborted[0]}")).json()
+    assert (state["status"], state["error"]["code"]) == ("cancelled", "client_gone")
+
+
+async def test_a_cancel_at_another_front_door_stops_the_engine_within_a_second(
+    live: Front, settings: ApiSettings, engine: ScriptedEngine
+) -> None:
+    async with served(settings) as other:
+        asked = await live.client.post("/requests", json={"prompt": "hold on"})
+        rid = asked.json()["id"]
+        await eventually(lambda: engine.running_texts == {"hold on"})
+        cancelled_at = time.monotonic()
+        assert (await other.client.post(f"/requests/{rid}/cancel")).is_success
+        await eventually(lambda: engine.aborted == [rid], within_s=1.0)
+        await eventually(lambda: not engine.running_texts, within_s=1.0)
+        assert time.monotonic() - cancelled_at < 1.0
+    assert (await live.client.get(f"/requests/{rid}")).json()["status"] == "cancelled"
+
+
 async def test_a_list_whose_client_leaves_is_cancelled_whole(live: Front, worker: Answerer) -> None:
     asking = asyncio.create_task(
         live.client.post("/predict", json={"prompt": ["!slow 1", "!slow 2"]})
     )
     await eventually(lambda: len(worker.seen) == 2)
-    asking.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await asking
+    await hang_up(asking)
     await eventually(lambda: {req.id for req in worker.seen} <= set(worker.aborted), within_s=2)
 
 
@@ -99,7 +157,8 @@ async def test_a_chunked_body_within_the_limit_is_served(live: Front, worker: An
 async def test_a_prompt_of_many_megabytes_is_taken(live: Front, worker: Answerer) -> None:
     prompt = "long " * 1_600_000
     reply = await live.client.post("/predict", json={"prompt": prompt})
-    assert reply.json() == {"response": f"A({prompt.strip()})"} or reply.status_code == 200
+    assert reply.json() == {"response": f"A({prompt})"}
+    assert worker.seen[0].prompt == prompt
 
 
 async def test_stopping_lets_waiting_callers_go_and_keeps_their_requests(
@@ -115,10 +174,48 @@ async def test_stopping_lets_waiting_callers_go_and_keeps_their_requests(
         assert (reply.status_code, error["code"], error["retryable"]) == (503, "draining", True)
         assert error["request_id"] == worker.seen[0].id
         assert "retry-after" in reply.headers
+        snapshot = await live.services.producer.peek(error["request_id"])
+        assert snapshot is not None
+        assert snapshot.record is not None
+        assert snapshot.record.held == 0
     async with served(settings) as again:
         worker.go.set()
         reply = await again.client.get(f"/requests/{error['request_id']}?wait=5")
         assert reply.json()["text"] == "A(!slow)"
+
+
+@pytest.mark.parametrize(
+    ("sent", "is_held"),
+    [
+        ({"json": {"prompt": "!slow"}}, 1),
+        ({"json": {"prompt": ["!slow"]}}, 1),
+        ({"json": {"prompt": "!slow", "on_disconnect": "continue"}}, 0),
+        ({"json": {"prompt": "!slow"}, "headers": {"Idempotency-Key": "k1"}}, 0),
+        ({"json": {"prompt": "!slow"}, "headers": {"Prefer": "respond-async"}}, 0),
+    ],
+)
+async def test_what_goes_with_its_caller_goes_with_a_front_door_that_is_killed_too(
+    sent: dict[str, object], is_held: int, live: Front, worker: Answerer
+) -> None:
+    asking = asyncio.create_task(live.client.post("/predict", **sent))  # type: ignore[arg-type]
+    await eventually(lambda: len(worker.seen) == 1)
+    snapshot = await live.services.producer.peek(worker.seen[0].id)
+    assert snapshot is not None
+    assert snapshot.record is not None
+    assert snapshot.record.held == is_held
+    worker.go.set()
+    assert (await asking).status_code in (200, 202)
+
+
+async def test_who_is_told_to_come_back_holds_it_no_more(live: Front, worker: Answerer) -> None:
+    reply = await live.client.post(
+        "/predict", json={"prompt": ["!slow"]}, headers={"Prefer": "wait=1"}
+    )
+    assert reply.status_code == 202
+    snapshot = await live.services.producer.peek(worker.seen[0].id)
+    assert snapshot is not None
+    assert snapshot.record is not None
+    assert snapshot.record.held == 0
 
 
 async def test_an_answer_within_the_grace_is_still_delivered(

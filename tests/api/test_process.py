@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import httpx
 import pytest
 
 from tests.api.serving import eventually
+from tests.valkey_server import Server
 
 ROOT = Path(__file__).parents[2]
 
@@ -92,3 +94,33 @@ async def test_a_signal_stops_it_in_order_without_a_broker(
         _, said = process.communicate(timeout=10)
         assert process.returncode == 0
         assert "Traceback" not in said
+
+
+async def test_who_waits_when_it_stops_is_told_so_though_the_broker_hangs(tmp_path: Path) -> None:
+    """It was cut off with an empty 500: its request was still being kept alive when the server's patience ended."""
+    broker = Server(tmp_path).start()
+    try:
+        with running(tmp_path, REDIS_URL=broker.url, API_DRAIN_S="0.2") as (process, url):
+            async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=20) as client:
+
+                async def is_queued() -> bool:
+                    try:
+                        return bool((await client.get("/queue")).json()["queued"] == 1)
+                    except (httpx.TransportError, KeyError):
+                        return False
+
+                async def ask() -> httpx.Response:
+                    while True:
+                        try:
+                            return await client.post("/predict", json={"prompt": "x"})
+                        except httpx.ConnectError:
+                            await asyncio.sleep(0.05)
+
+                asking = asyncio.create_task(ask())
+                await eventually(is_queued, within_s=30)
+                broker.send(signal.SIGSTOP)
+                process.send_signal(signal.SIGTERM)
+                reply = await asking
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "draining")
+    finally:
+        broker.stop(signal.SIGKILL)

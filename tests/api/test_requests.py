@@ -309,7 +309,6 @@ async def test_bad_input_is_422_naming_the_field_and_nothing_is_queued(
     ("field", "value"),
     [
         ("stream", True),
-        ("depends_on", ["x"]),
         ("webhook", "https://example.org"),
         ("n", 2),
         ("response_format", {"type": "json_object"}),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from api.intake import trim_for
 from api.routing import Route, Router
+from shared.postprocess import postprocess
 from tests.api.conftest import Load
 
 
@@ -48,3 +50,12 @@ def test_long_prompts_are_routed_in_linear_time(load_settings: Load) -> None:
     router = Router(load_settings())
     assert router.route("<<<" * 1_000_000).route is Route.short
     assert router.route("<<<\n" * 300_000 + ">>>").route is Route.short
+
+
+def test_a_budget_of_the_callers_own_means_no_trimming(load_settings: Load) -> None:
+    settings = load_settings()
+    router = Router(settings)
+    decision = router.route("什么是尾延迟", 1024)
+    trim = trim_for(settings, router, "什么是尾延迟", decision, None)
+    text = "一。二。三。四。五。六。七。例如：八。"
+    assert postprocess(text, trim) == text

@@ -46,10 +46,17 @@ def test_keys_are_declared_and_never_built(path: Path) -> None:
     assert used <= declared, f"not declared: {sorted(used - declared)}"
 
 
+def test_a_piece_goes_by_the_keys_that_it_is_given() -> None:
+    """Several runs of a script may be one command: its `KEYS` are then another run's as well."""
+    for name in {piece for path in SCRIPTS for piece in pieces(path)}:
+        assert "KEYS[" not in (LUA / f"{name}.lua").read_text("utf-8"), name
+
+
 def test_scripts_that_free_or_renew_work_at_full_memory() -> None:
-    """Submits are refused by a full broker; what finishes, cancels, renews or ticks is not."""
+    """What brings in more is refused by a full broker; what finishes, cancels, renews or ticks is not."""
     refused_when_full = {p.stem for p in SCRIPTS if header(p)["FLAGS"].startswith("deny-oom")}
-    assert refused_when_full == {"submit", "reserve", "submit_many", "set_prompt"}
+    submits = {"submit", "reserve", "submit_many", "requeue_letter"}
+    assert refused_when_full == submits | {"set_prompt", "emit"}
 
 
 def test_the_docs_say_what_the_headers_say() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bench.load import Run, closed_loop, joined
+from bench.load import Run, closed_loop, for_seconds, joined
 
 
 async def test_so_many_are_in_flight_and_all_are_answered() -> None:
@@ -46,3 +46,14 @@ def test_turns_are_joined_by_their_own_seconds_and_not_the_time_between() -> Non
     run = joined([Run(2.0, [0.1, 0.2], [1, 2]), Run(3.0, [0.3, 0.4, 0.5], [3, 4, 5])])
     assert run == Run(5.0, [0.1, 0.2, 0.3, 0.4, 0.5], [1, 2, 3, 4, 5])
     assert run.per_s == 1.0
+
+
+async def test_a_turn_by_time_ends_for_every_client_at_once() -> None:
+    async def ask(item: int) -> int:
+        await asyncio.sleep(0.001)
+        return item
+
+    run = await closed_loop(for_seconds(0.1), 4, ask)
+    assert 0.1 <= run.seconds < 1
+    assert sorted(run.replies) == list(range(len(run.replies)))
+    assert len(run.replies) > 4

@@ -34,7 +34,7 @@ def test_it_prints_one_figure_a_line_and_leaves_nothing(tmp_path: Path) -> None:
         "queue.broker_round_trip_p50",
     ]
     assert all(figure["value"] > 0 for figure in shown)
-    assert shown[0]["target"] == "at most 1.5 ms"
+    assert shown[0]["target"] == "at most 1.2 ms"
     assert done.returncode == (0 if shown[0]["ok"] else 1)
     assert list(folder.iterdir()) == []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import redis
@@ -12,10 +12,13 @@ from shared.queue.keys import Keys
 from shared.queue.scripts import Call, Scripts
 from shared.request import Outcome, Record
 from shared.worker_info import WorkerInfo, WorkerState
+from tests.protocol.invariants import check_state
+from tests.protocol.reader import Reader
 
 START_MS = 1_800_000_000_000
 LEASE_MS = 15_000
 TTL_MS = 86_400_000
+LETTERS_MAX_BYTES = 1 << 20
 INFO = codec.encode(WorkerInfo(id="w", state=WorkerState.READY))
 NO_CAPS = (0, 0, 0, 0)
 
@@ -29,7 +32,6 @@ class Shard:
         self.scripts = Scripts(self.keys, START_MS)
         self.seqs: dict[str, int] = {}
         self.apis: list[str] = []
-        self.ended: dict[str, bytes] = {}
 
     @property
     def now_ms(self) -> int:
@@ -47,8 +49,7 @@ class Shard:
         try:
             return self.client.execute_command(*call.command)
         except redis.exceptions.NoScriptError:
-            self.client.execute_command(*call.load_command)
-            return self.client.execute_command(*call.command)
+            return self.client.execute_command(*call.loading_command)
 
     def api(self, name: str) -> str:
         """An API process with a result stream."""
@@ -70,6 +71,9 @@ class Shard:
         payload: bytes = b"payload",
         caps: tuple[int, int, int, int] = NO_CAPS,
         not_before_ms: int = 0,
+        weight: float = 1,
+        held: bool = False,
+        depends: Sequence[str] = (),
     ) -> list[Any]:
         meta = [
             lane,
@@ -80,10 +84,12 @@ class Shard:
             api,
             "{}",
             digest,
-            [],
+            list(depends),
             "",
             "",
             not_before_ms,
+            weight,
+            int(held),
         ]
         reply: list[Any] = self.run(self.scripts.submit(rid, payload, meta, caps))
         return reply
@@ -148,9 +154,38 @@ class Shard:
             inline_max,
             self.apis if apis is None else apis,
             parent,
+            letters_max_bytes=LETTERS_MAX_BYTES,
         )
         reply: list[bytes] = self.run(call)
         return reply
+
+    def emit(
+        self, rid: str, token: str, offset: int, text: str, wid: str = "w1", *, apis: Any = None
+    ) -> list[str]:
+        """One piece; its verdict and the apis that were not declared."""
+        declared = self.apis if apis is None else apis
+        (reply,) = self.run(self.scripts.emit(wid, declared, [(rid, token, offset, text)]))
+        return [part.decode() for part in reply]
+
+    def attach(self, rid: str, api: str, at: str = "0-0", n: int = 1000) -> list[Any]:
+        """The verdict, and its part from there on: places and texts."""
+        verdict, *pieces = self.run(self.scripts.attach(rid, api, at, n))
+        told = [(place.decode(), fields[3].decode()) for place, fields in pieces]
+        return [verdict.decode(), *told]
+
+    def part(self, rid: str) -> dict[str, str]:
+        """What is kept of its text: places to pieces."""
+        entries = self.client.xrange(self.keys.part(rid))
+        return {place.decode(): fields[b"d"].decode() for place, fields in entries}
+
+    def chunks(self, api: str) -> list[tuple[str, str, str]]:
+        """Id, place and text of what this API was told, in order."""
+        entries = [fields for _, fields in self.client.xrange(self.keys.out(api))]
+        return [
+            (fields[b"i"].decode(), fields[b"c"].decode(), fields[b"d"].decode())
+            for fields in entries
+            if b"c" in fields
+        ]
 
     def end(
         self, rid: str, how: str, *, wid: str | None = None, apis: list[str] | None = None
@@ -167,6 +202,8 @@ class Shard:
             TTL_MS,
             self.apis if apis is None else apis,
             parent,
+            part_ttl_ms=60_000,
+            letters_max_bytes=LETTERS_MAX_BYTES,
         )
         reply: list[bytes] = self.run(call)
         return reply
@@ -216,62 +253,5 @@ class Shard:
         return [fields[b"i"].decode() for _, fields in entries if b"r" in fields]
 
     def check(self) -> None:
-        """The invariants of the protocol that a snapshot can show (S2 to S6, S8, S10)."""
-        c, k = self.client, self.keys
-        live = {
-            rid.decode(): codec.decode_record(raw)
-            for rid, raw in c.hgetall(k.fixed("live")).items()
-        }
-        entries = {fields[b"i"].decode(): eid.decode() for eid, fields in c.xrange(k.fixed("in"))}
-        assert entries == {rid: record.entry_id for rid, record in live.items()}
-        sets = {
-            name: {rid.decode() for rid in c.zrange(k.fixed(name), 0, -1)}
-            for name in (
-                "ready:0",
-                "ready:1",
-                "ready:2",
-                "ready:R",
-                "ready:S",
-                "later",
-                "lease",
-                "when",
-            )
-        }
-        assert sets["when"] == set(live)
-        for rid, record in live.items():
-            places = [name for name, ids in sets.items() if name != "when" and rid in ids]
-            if record.state == "Q":
-                assert len(places) == 1, (rid, places)
-                assert places[0].startswith("ready:"), places
-            else:
-                assert places == {"R": ["lease"], "L": ["later"], "K": [], "W": []}[record.state]
-            assert self.outcome(rid) is None
-        placed = set().union(*(ids for name, ids in sets.items() if name != "when"))
-        assert placed <= set(live)
-        self._check_counts(live)
-        for rid, first in self.ended.items():
-            assert c.get(k.outcome(rid)) == first, "an outcome changed"
-
-    def _check_counts(self, live: Mapping[str, Record]) -> None:
-        c, k = self.client, self.keys
-        counts = {name.decode(): int(value) for name, value in c.hgetall(k.fixed("ten")).items()}
-        waiting_n = waiting_tokens = 0
-        for parent in c.zrange(k.fixed("resv"), 0, -1):
-            group = c.hmget(k.group(parent.decode()), "n", "submitted", "tokens")
-            waiting_n += int(group[0]) - int(group[1])
-            waiting_tokens += int(group[2])
-        assert counts.get("r", 0) == len(live) + waiting_n
-        assert counts.get("t", 0) == sum(r.cost_tokens for r in live.values()) + waiting_tokens
-        if not live and not waiting_n:
-            for name in (
-                "in",
-                "ready:0",
-                "ready:1",
-                "ready:2",
-                "ready:R",
-                "ready:S",
-                "later",
-                "lease",
-            ):
-                assert c.exists(k.fixed(name)) == 0 or name == "in"
-            assert c.xlen(k.fixed("in")) == 0
+        """What must hold of the shard as it is now."""
+        check_state(Reader(self.client, self.keys).read())

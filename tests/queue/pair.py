@@ -9,8 +9,10 @@ from typing import Any
 
 from shared import codec
 from shared.errors import BrokerUnavailable
+from shared.queue.claiming import Grant
 from shared.queue.connection import Connection
-from shared.queue.consumer import Consumer, Finished, Grant
+from shared.queue.consumer import Consumer, Finished
+from shared.queue.emitter import Emission
 from shared.queue.producer import Producer
 from shared.queue.snapshot import Caps
 from shared.request import Body, FinishReason, Report, Req
@@ -55,6 +57,21 @@ class Pair:
         """The one request that there is."""
         (grant,) = (await self.consumer.claim(1, is_idle=True)).grants
         return grant
+
+    async def say(self, emission: Emission, *texts: str) -> list[str]:
+        """Emit each and have it taken. Returns what the last flush said was lost."""
+        lost: list[str] = []
+        for text in texts:
+            self.consumer.emit(emission, text)
+            async with asyncio.timeout(10):
+                while not lost and self.consumer.has_unsent:
+                    lost = await self.consumer.flush()
+        return lost
+
+    async def finish(self, grant: Grant, text: str) -> Finished:
+        return await self.consumer.finish(
+            grant, Report(finish_reason=FinishReason.stop), Body(text=text)
+        )
 
     async def serve(self) -> None:
         while True:

@@ -126,7 +126,7 @@ async def test_a_list_that_was_reserved_and_no_more_is_completed_by_the_next_try
     children = pair.children(parent, 150)
 
     async def fails_at_the_second_chunk(call: Call, **options: Any) -> Any:
-        if call.script.name == "submit_many" and call.args[2] == 64:
+        if isinstance(call, Call) and call.script.name == "submit_many" and call.args[2] == 64:
             raise BrokerUnavailable("away")
         return await run(call, **options)
 
@@ -146,7 +146,7 @@ async def test_a_list_that_was_reserved_and_no_more_is_completed_by_the_next_try
 async def test_a_list_whose_canceller_died_half_way_is_cancelled_all_the_same(pair: Pair) -> None:
     parent = pair.req()
     await pair.producer.submit_list(parent, pair.children(parent, 5), FREE, watch=True)
-    line, scripts = pair.producer._line, pair.producer._scripts
+    line, scripts = pair.producer._line, pair.producer._shards[0]
     await end_missing(line, scripts, parent.id, "C", "cancelled", 60_000)
     answer = await pair.producer.wait(parent.id, 15)
     assert answer.outcome.status == "cancelled"

@@ -52,6 +52,18 @@ def test_retry_waits_with_backoff_and_dies_after_max_attempts(shard: Shard) -> N
     assert ("failed", "why") in [(event.kind, event.detail) for event in outcome.events]
 
 
+def test_a_retry_waits_a_minute_at_most(shard: Shard) -> None:
+    shard.submit("q.0-a")
+    rid, token = shard.grant()
+    limits = {"max_attempts": 20, "max_crashes": 2, "delay_ms": 45_000}
+    for delay_ms in (45_000, 60_000, 60_000):
+        shard.run(shard.scripts.nack("w1", "retry", "why", [(rid, token)], **limits))
+        assert shard.client.zscore(shard.keys.fixed("later"), rid) == shard.now_ms + delay_ms
+        shard.advance(delay_ms)
+        shard.run(shard.scripts.promote(1))
+        rid, token = shard.grant()
+
+
 def test_a_retry_is_claimed_though_its_time_in_the_queue_is_over(shard: Shard) -> None:
     shard.submit("q.0-a", queue_timeout_ms=5_000)
     rid, token = shard.grant()
@@ -121,9 +133,9 @@ def test_a_request_granted_again_and_again_without_a_start_becomes_a_suspect(sha
 
 
 def test_dead_leases_behind_many_live_ones_are_found_in_one_pass(shard: Shard) -> None:
-    for i in range(60):
+    for i in range(400):
         shard.submit(f"q.0-{i:03d}")
-    grants = {g[0].decode(): (g[1].decode(), True) for g in shard.claim(n=60)[5:]}
+    grants = {g[0].decode(): (g[1].decode(), True) for g in shard.claim(n=400)[5:]}
     dead = sorted(grants)[-10:]
     for _ in range(LEASE_MS // 1000 + 1):
         shard.advance(1000)

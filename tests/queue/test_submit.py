@@ -64,7 +64,7 @@ def reserve(
 
 
 def put(shard: Shard, parent: str, start: int, count: int) -> list[bytes]:
-    meta = [1, "anonymous", 0, 600_000, 600_000, "api", "{}", "", [], "", "", 0]
+    meta = [1, "anonymous", 0, 600_000, 600_000, "api", "{}", "", [], "", "", 0, 1, 0]
     reply: list[bytes] = shard.run(
         shard.scripts.submit_many(parent, start, meta, [(b"p", 10, "{}")] * count)
     )

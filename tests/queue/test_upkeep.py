@@ -6,7 +6,7 @@ import pytest
 
 from shared.queue import stats
 from shared.queue.fitness import LAYOUT
-from shared.queue.scripts import NAMES, Call, load
+from shared.queue.scripts import NAMES, load
 from tests.queue.harness import LEASE_MS, Shard
 
 
@@ -107,10 +107,3 @@ def test_a_prompt_that_is_taken_away_is_a_version_too(shard: Shard) -> None:
     sys = shard.keys.fixed("sys")
     assert shard.client.hget(sys, "t") is None
     assert shard.client.hmget(sys, "t:1", "t:2", "t:3", "by:3") == [b"", b"p", None, b"admin"]
-
-
-def test_a_script_declares_every_key_in_one_slot(shard: Shard) -> None:
-    call: Call = shard.scripts.finish(
-        "q.0-a", "w", "t", "F", "", "", "", None, 1, 1, 1, ["x", "y"], "q.0-p"
-    )
-    assert {key.split("}")[0] for key in call.keys} == {shard.keys.prefix.split("}")[0]}

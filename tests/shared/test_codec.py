@@ -104,8 +104,8 @@ def test_the_scripts_order_of_fields_is_kept() -> None:
     """Lua reads these arrays by number, so a field can only be added at the end."""
     assert msgspec.msgpack.decode(pack(record()))[:6] == [1, "Q", "1-0", 1, "anonymous", 40]
     assert msgspec.msgpack.decode(pack(outcome()))[:7] == [1, "F", "", "", "w1", "1-1", 0]
-    assert len(msgspec.msgpack.decode(pack(record()))) == 25
-    assert len(msgspec.msgpack.decode(pack(outcome()))) == 18
+    assert len(msgspec.msgpack.decode(pack(record()))) == 27
+    assert len(msgspec.msgpack.decode(pack(outcome()))) == 19
 
 
 # --- what is no record

@@ -13,6 +13,7 @@ from shared.errors import (
     Ended,
     InvalidRequest,
     QueueFull,
+    RefusedPredecessor,
     SluiceError,
 )
 
@@ -22,6 +23,7 @@ CODES = {
     "InvalidRequest": "invalid_request",
     "UnsupportedParameter": "unsupported_parameter",
     "IdempotencyMismatch": "idempotency_mismatch",
+    "ChainAcrossShards": "chain_across_shards",
     "PayloadTooLarge": "payload_too_large",
     "PromptTooLong": "prompt_too_long",
     "UnknownRequest": "unknown_request",
@@ -35,12 +37,15 @@ CODES = {
     "EngineError": "engine_error",
     "SettingsError": "bad_setting",
     "CodecError": "bad_record",
+    "DependencyFailed": "dependency_failed",
 }
 # Without a code of their own: what they stand for is told by another.
 NAMELESS = {
     "Busy": "internal_error",
     "Ended": "internal_error",
     "EngineDead": "engine_error",
+    "BrokerRefused": "broker_unavailable",
+    "RefusedPredecessor": "invalid_request",
 }
 RETRYABLE = {
     "Busy",
@@ -49,6 +54,7 @@ RETRYABLE = {
     "Draining",
     "BrokerUnavailable",
     "BrokerLost",
+    "BrokerRefused",
     "EngineDead",
 }
 STAGES = {"admission", "queue", "worker", "engine", "delivery"}
@@ -95,7 +101,9 @@ def test_the_tree_of_the_docstring_is_the_tree() -> None:
     assert drawn == {name: kind.__mro__[1].__name__ for name, kind in CLASSES.items()}
 
 
-@pytest.mark.parametrize("kind", [k for k in CLASSES.values() if not issubclass(k, Ended)])
+@pytest.mark.parametrize(
+    "kind", [k for k in CLASSES.values() if not issubclass(k, Ended | RefusedPredecessor)]
+)
 def test_an_error_keeps_its_message(kind: type[SluiceError]) -> None:
     made = kind("said", b"raw") if issubclass(kind, CodecError) else kind("said")
     assert (str(made), made.message, made.param) == ("said", "said", None)

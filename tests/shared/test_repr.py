@@ -7,9 +7,11 @@ import time
 import pytest
 from ulid import ULID
 
-from shared.queue.consumer import Grant
+from shared.queue.assembler import Text
+from shared.queue.claiming import Grant
 from shared.queue.keys import Keys
 from shared.queue.scripts import Scripts
+from shared.queue.submission import meta
 from shared.queue.waiters import Answer
 from shared.request import Body, Chunk, Message, Req, short
 from shared.sampling import SamplingParams
@@ -75,9 +77,12 @@ def test_ids_of_one_moment_and_the_items_of_one_list_are_told_apart() -> None:
         BODY,
         Answer(PLACE, OUTCOME, BODY),
         Chunk(1, 0, SECRET),
+        Text(1, 0, SECRET),
         *MESSAGES,
         Grant(PLACE, "1-1", 1, 1, 0, 0, [], SECRET.encode()),
-        Scripts(Keys("q")).submit(PLACE, SECRET.encode(), [], []),
+        Scripts(Keys("q")).submit(
+            PLACE, SECRET.encode(), meta(REQ, api_id="", held=False, wants_position=False), []
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -59,12 +59,16 @@ def test_defaults() -> None:
     assert QueueSettings.load().model_dump() == {
         "redis_url": "redis://127.0.0.1:6379/0",
         "queue_name": "default",
+        "shards": 1,
         "lease_s": 15.0,
         "max_crashes": 2,
         "max_attempts": 3,
+        "dead_letters_max_bytes": 64 << 20,
         "result_record_ttl_s": 86_400.0,
         "result_body_ttl_s": 3_600.0,
         "broker_budget_s": 2.5,
+        "durability": "none",
+        "require_persistence": False,
     }
     assert LogSettings.load().model_dump() == {"log_level": "info", "log_format": "text"}
 

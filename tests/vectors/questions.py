@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from api.intake import trim_for
-from api.postprocess import postprocess
 from api.routing import Router
 from api.settings import ApiSettings
+from shared.postprocess import postprocess
 from tests.vectors.comparison import Differences, exact, partial, stated
 from tests.vectors.surroundings import Surroundings
 from tests.vectors.vector import Vector

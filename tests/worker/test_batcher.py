@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from shared.queue.consumer import Grant
+from shared.queue.claiming import Grant
 from shared.request import Req
 from shared.sampling import SamplingParams
 from worker.batcher import Batcher, Item

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shared.errors import Busy, EngineDead
-from shared.queue.consumer import Grant
+from shared.queue.claiming import Grant
 from shared.request import Message, Req
 from shared.sampling import SamplingParams
 from tests.worker.scripted_engine import PlainPrompts, ScriptedEngine

@@ -164,6 +164,33 @@ async def test_a_broker_that_evicts_stops_the_start_for_good(
         server.clean()
 
 
+async def test_a_broker_that_turns_the_worker_away_stops_the_start_and_no_line_holds_the_password(
+    queue_name: str, tmp_path: Path
+) -> None:
+    server = Server().start()
+    url = server.url.replace("//", "//sluice:hunter2@")
+    own = {"ENGINE": "simulated", "BROKER_BUDGET_S": "0.5"}
+    try:
+        async with worker(url, queue_name, tmp_path / "log", **own) as process:
+            assert await process.end() == 2
+            said = process.said()
+    finally:
+        server.stop()
+        server.clean()
+    assert "this worker cannot start: REDIS_URL: the broker refuses its user or password" in said
+    assert "hunter2" not in said
+
+
+async def test_a_broker_that_does_not_keep_what_is_asked_for_stops_the_start(
+    broker_url: str, queue_name: str, tmp_path: Path
+) -> None:
+    own = {"ENGINE": "simulated", "DURABILITY": "aof"}
+    async with worker(broker_url, queue_name, tmp_path / "log", **own) as process:
+        assert await process.end() == 2
+        said = process.said()
+    assert "REDIS_URL: DURABILITY=aof needs a broker with appendonly yes" in said
+
+
 async def test_a_port_that_is_taken_costs_the_figures_and_not_the_worker(
     broker_url: str, queue_name: str, tmp_path: Path
 ) -> None:

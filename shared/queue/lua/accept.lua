@@ -1,37 +1,40 @@
--- Making a live request, shared by submit and submit_many.
+-- Making a live request, shared by submit, submit_many and requeue_letter. Goes with ready; needs the fixed keys in,
+-- live, ready:R, ready:S, when, tags too.
 
-local LANES = {[0] = K_ready_0, [1] = K_ready_1, [2] = K_ready_2}
-
-local function ring(now) redis.call('ZADD', K_bell, int(now), 'w') end
-
--- How many are certain to be claimed before it, near enough: the lanes' boosts only shift who is next.
-local function position(rid, lane)
+-- How many are certain to be claimed before it, near enough: the lanes' boosts only shift who is next. -1: not queued.
+local function position(rid, rec)
+  if rec[R_ST] ~= 'Q' then return -1 end
   local ahead = redis.call('ZCARD', K_ready_R) + redis.call('ZCARD', K_ready_S)
-  for l = 0, lane - 1 do ahead = ahead + redis.call('ZCARD', LANES[l]) end
-  return ahead + (redis.call('ZRANK', LANES[lane], rid) or 0)
+  for l = 0, rec[R_LN] - 1 do ahead = ahead + redis.call('ZCARD', LANES[l]) end
+  return ahead + (redis.call('ZRANK', LANES[rec[R_LN]], rid) or 0)
 end
 
 -- Start-time fair queueing inside a lane: the tag is where the tenant's virtual time stands.
-local function next_tag(lane, tenant, tokens)
+local function next_tag(lane, tenant, tokens, weight)
   local t = redis.call('HMGET', K_tags, 'v' .. lane, 'f' .. lane .. ':' .. tenant)
   local tag = math.max(tonumber(t[1]) or 0, tonumber(t[2]) or 0)
-  redis.call('HSET', K_tags, 'f' .. lane .. ':' .. tenant, real(tag + tokens))
+  redis.call('HSET', K_tags, 'f' .. lane .. ':' .. tenant, real(tag + tokens / weight))
   return tag
 end
 
-local function new_record(now, m, parent, payload, rid)
+-- `awaited`: the predecessors that have not ended. `is_failed`: one of them did not finish, so the sweep ends this.
+local function new_record(now, m, parent, payload, rid, awaited, is_failed)
   local lane, tenant, tokens = m[1], m[2], m[3]
   local eid = redis.call('XADD', K_in, '*', 'i', rid, 'p', payload)
-  local tag = next_tag(lane, tenant, tokens)
-  local not_before = m[12]
-  local rec = {1, not_before > 0 and 'L' or 'Q', eid, lane, tenant, tokens, now, now + m[4], now + m[5], '', '', 0, 0, 0, 0,
-    m[6] ~= '' and {m[6]} or {}, m[7], m[8], parent, m[9], m[10], {{wall, 'submitted', ''}}, m[11], 0, tag}
-  save_record(rid, rec)
-  redis.call('ZADD', K_when, int(math.min(rec[R_DL], rec[R_QT])), rid)
-  if not_before > 0 then
-    redis.call('ZADD', K_later, int(now + not_before), rid)
+  local tag = next_tag(lane, tenant, tokens, m[13])
+  local rec = {1, 'W', eid, lane, tenant, tokens, now, now + m[4], now + m[5], '', '', 0, 0, 0, 0,
+    m[6] ~= '' and {m[6]} or {}, m[7], m[8], parent, awaited, m[10], {{wall, 'submitted', ''}}, m[11], 0, tag, m[14],
+    m[12] > 0 and now + m[12] or 0}
+  local due = due_at(rec, now)
+  if is_failed then
+    rec[R_ST], due = 'K', now
+    add_event(rec, 'dead', 'dependency_failed')
+  elseif #awaited > 0 then
+    add_event(rec, 'waits', int(#awaited))
   else
-    redis.call('ZADD', LANES[lane], real(tag), rid)
+    make_ready(rid, rec, now)
   end
+  save_record(rid, rec)
+  redis.call('ZADD', K_when, int(due), rid)
   return rec
 end

@@ -1,28 +1,53 @@
--- attach: one more api that wants a live request's notice (at most 4).
--- KEYS: live flags | grp:<rid>
--- ARGV: now rid api
--- Replies: {OK} {GONE}
+-- attach: one more api that reads a request (at most 4): its notice, its chunks, and its part so far, after its end too.
+-- KEYS: live when | grp:<rid> part:<rid>
+-- ARGV: now rid api at n; n pieces at most, from the one that holds the place `at` = <grants>-<offset + 1> on;
+--       api "": nobody, but from now on it goes on without its caller
+-- Replies: {OK, piece...} {GONE, piece...} (not live); a piece = {id, {t, token, d, data}}
 -- Moves: none. Twice is as once.
 -- FLAGS: allow-oom
 -- USES: prelude
-local rid, api = ARGV[2], ARGV[3]
-local rec = load_record(rid)
-if rec then
-  for _, known in ipairs(rec[R_APIS]) do
-    if known == api then return {'OK'} end
+local rid, api, at, n = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
+
+-- The oldest reader but the owner makes room: it still finds the result by its reconcile.
+local function join(apis)
+  for _, known in ipairs(apis) do
+    if known == api then return false end
   end
-  -- The oldest reader but the owner makes room: it still finds the result by its reconcile.
-  if #rec[R_APIS] >= 4 then table.remove(rec[R_APIS], 2) end
-  rec[R_APIS][#rec[R_APIS] + 1] = api
+  if #apis >= 4 then table.remove(apis, 2) end
+  apis[#apis + 1] = api
+  return true
+end
+
+local function let_go(rec)
+  rec[R_HELD] = 0
   save_record(rid, rec)
-  return {'OK'}
+  if is_queued(rec) then redis.call('ZADD', K_when, int(due_at(rec)), rid) end
 end
-local apis = redis.call('HGET', KEYS[NK + 1], 'apis')
-if not apis then return {'GONE'} end
-if not string.find(',' .. apis .. ',', ',' .. api .. ',', 1, true) then
-  local list = split(apis)
-  if #list >= 4 then table.remove(list, 2) end
-  list[#list + 1] = api
-  redis.call('HSET', KEYS[NK + 1], 'apis', table.concat(list, ','))
+
+-- Whether it is live, as one request or as a list, and so has readers.
+local function attach()
+  local rec = load_record(rid)
+  if rec then
+    if api ~= '' and join(rec[R_APIS]) then
+      save_record(rid, rec)
+    elseif api == '' and rec[R_HELD] == 1 then
+      let_go(rec)
+    end
+    return 'OK'
+  end
+  local known = redis.call('HGET', KEYS[NK + 1], 'apis')
+  if not known then return 'GONE' end
+  local apis = split(known)
+  if api ~= '' and join(apis) then redis.call('HSET', KEYS[NK + 1], 'apis', table.concat(apis, ',')) end
+  return 'OK'
 end
-return {'OK'}
+
+local reply = {attach()}
+if n > 0 then
+  local part = KEYS[NK + 2]
+  local from = redis.call('XREVRANGE', part, at, '-', 'COUNT', 1)[1]
+  for _, piece in ipairs(redis.call('XRANGE', part, from and from[1] or '-', '+', 'COUNT', n)) do
+    reply[#reply + 1] = piece
+  end
+end
+return reply

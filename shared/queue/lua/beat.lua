@@ -1,10 +1,11 @@
 -- beat: a worker says what it holds; leases are renewed, and it learns what it has lost.
--- KEYS: live lease wk flags
+-- KEYS: live lease when apis wk flags
 -- ARGV: now wid lease_ms seq_seen info (rid token started)...
 -- Replies: {now, paused, draining, {lost...}, {orphan rid, token, ...}}; orphans: granted to it, seen, yet not held
--- Moves: none; marks `started`, from when a lost lease counts as a crash. Twice is as once.
+-- Moves: R to K where its caller's api has gone; else none. Marks `started`, from when a lost lease counts as a crash.
+--        Twice is as once.
 -- FLAGS: allow-oom
--- USES: prelude
+-- USES: prelude readers
 local now = queue_now()
 local wid, lease_ms, seq_seen = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local lost, orphans, held = {}, {}, {}
@@ -12,15 +13,19 @@ for i = 6, #ARGV, 3 do
   local rid, token = ARGV[i], ARGV[i + 1]
   held[rid] = true
   local rec = load_record(rid)
-  if rec and rec[R_ST] == 'R' and rec[R_W] == wid and rec[R_TOK] == token then
+  if not rec or rec[R_ST] ~= 'R' or rec[R_W] ~= wid or rec[R_TOK] ~= token then
+    lost[#lost + 1] = rid
+  elseif is_abandoned(rec, now) then
+    redis.call('ZREM', K_lease, rid)
+    abandon(rid, rec, now)
+    lost[#lost + 1] = rid
+  else
     redis.call('ZADD', K_lease, int(now + lease_ms), rid)
     if ARGV[i + 2] == '1' and rec[R_ST0] == 0 then
       rec[R_ST0] = now
       add_event(rec, 'started', wid)
       save_record(rid, rec)
     end
-  else
-    lost[#lost + 1] = rid
   end
 end
 local last = redis.call('HGET', K_wk, 'c:' .. wid)

@@ -1,47 +1,49 @@
 -- claim: hand a worker up to n requests; each gets a lease and a token that fences everything it does.
--- KEYS: in live ready:0 ready:1 ready:2 ready:R ready:S lease when tags bell wk flags stat
+-- KEYS: in live ready:0 ready:1 ready:2 ready:R ready:S lease when tags bell wk flags stat apis
 -- ARGV: now wid seq n bytes lease_ms idle slots
 -- Replies: {verdict, paused, suspects, ready, solo, {rid, token, remaining_ms, grants, crashes, attempts, apis, payload}...}
---          verdict OK, or STALE for a late copy of an older claim; solo 1: these are suspects, run nothing beside them
--- Moves: Q to R. A second run with the same seq gives the same grants again.
+--          verdict OK, or STALE for a late copy of an older claim; suspects: how many wait for an idle worker, told to
+--          such a one and to one busy worker at a time, which holds the quarantine mark for 30 s from its last claim;
+--          solo 1: these are suspects, run nothing beside them
+-- Moves: Q to R, or to K where its caller's api has gone or its entry. A second run with the same seq gives the same
+--        grants again. Besides the n it looks at no more than 256 that are over or gone and 64 of a later release.
 -- FLAGS: allow-oom
--- USES: prelude
+-- USES: prelude readers
 local now, _, _, _, is_paused = queue_now()
-local wid, seq, n, bytes_left = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local wid, seq, n, bytes_left = ARGV[2], tonumber(ARGV[3]), math.min(tonumber(ARGV[4]), 1024), tonumber(ARGV[5])
 local lease_ms, is_idle, slots = tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARGV[8])
 local LANES = {[0] = K_ready_0, [1] = K_ready_1, [2] = K_ready_2}
 local BOOST_MS = {[0] = 30000, [1] = 10000, [2] = 0}
+local OVER_MAX, NEWER_MAX, PAGE_MAX, QUARANTINE_MS = 256, 64, 64, 30000
 local reply = {'OK', 0, 0, 0, 0}
 
--- Per set: the ids that were fetched of it, where these are all, and how many of them were taken out.
-local fetched, gone = {}, {}
-
-local function fetch(set, most)
-  local ids = redis.call('ZRANGE', set, 0, most - 1)
-  if #ids < most then fetched[set] = #ids end
-  return ids
+-- Suspects wait until a worker is idle. One busy worker at a time is told of them, so that not all empty themselves.
+local function told_of(suspects)
+  if suspects == 0 or is_idle then return suspects end
+  local mark = redis.call('HGET', K_flags, 'quarantine') or ''
+  local holder, till = string.match(mark, '^(.+) (%d+)$')
+  if holder and holder ~= wid and tonumber(till) > now then return 0 end
+  redis.call('HSET', K_flags, 'quarantine', wid .. ' ' .. int(now + QUARANTINE_MS))
+  return suspects
 end
 
-local function left_in(set)
-  return fetched[set] and fetched[set] - (gone[set] or 0) or redis.call('ZCARD', set)
-end
+-- The sets that were read to their end: how many are left in them.
+local left = {}
+
+local function left_in(set) return left[set] or redis.call('ZCARD', set) end
 
 local function finish_reply()
-  reply[3] = left_in(K_ready_S)
+  reply[3] = told_of(left_in(K_ready_S))
   reply[4] = left_in(K_ready_R) + left_in(K_ready_0) + left_in(K_ready_1) + left_in(K_ready_2)
   return reply
 end
 
 local function grant(rid, rec, payload)
-  local until_ms = rec[R_DL]
-  reply[#reply + 1] = {rid, rec[R_TOK], until_ms - now, rec[R_GR], rec[R_CR], rec[R_AT], table.concat(rec[R_APIS], ','), payload}
+  reply[#reply + 1] = {rid, rec[R_TOK], rec[R_DL] - now, rec[R_GR], rec[R_CR], rec[R_AT], table.concat(rec[R_APIS], ','),
+    payload}
 end
 
-local function payload_of(rec)
-  local entry = redis.call('XRANGE', K_in, rec[R_EI], rec[R_EI])[1]
-  return entry and entry[2][4] or nil
-end
-
+if is_paused then reply[2] = 1 end
 local last = redis.call('HGET', K_wk, 'c:' .. wid)
 if last then
   last = cmsgpack.unpack(last)
@@ -63,25 +65,83 @@ if last then
 end
 
 if is_paused then
-  reply[2] = 1
   redis.call('HSET', K_wk, 'c:' .. wid, cmsgpack.pack({seq}))
   return finish_reply()
 end
 
-local taken = {seq}
-local fence
+-- What this claim does, written at its end in a few commands: the cost of a grant is mostly their number.
+local taken, records, leases, dues = {seq}, {}, {}, {}
+local n_over, n_newer, fence = 0, 0, nil
 
-local function remove(rid, set)
-  redis.call('ZREM', set, rid)
-  gone[set] = (gone[set] or 0) + 1
+-- One ready set from its head on, its records read with it a page at a time. What leaves it stays until the end, so
+-- that places hold.
+local walks = {}
+
+local function walk(set)
+  local w = {set = set, page = math.min(n + 1, PAGE_MAX), seen = 0, at = 0, length = 0}
+  walks[#walks + 1] = w
+  return w
 end
 
--- False once the byte budget is used up: the request stays where it is.
-local function take(rid, rec, set)
+local function turn_page(w)
+  if w.is_all then return false end
+  w.ids = redis.call('ZRANGE', w.set, w.seen, w.seen + w.page - 1)
+  w.length = #w.ids
+  w.is_all = w.length < w.page
+  w.seen, w.at, w.page = w.seen + w.length, 1, PAGE_MAX
+  if w.length == 0 then return false end
+  w.raw = redis.call('HMGET', K_live, unpack(w.ids))
+  return true
+end
+
+local function leave(w)
+  w.gone = w.gone or {}
+  w.gone[#w.gone + 1] = w.rid
+  w.rec = nil
+end
+
+-- Goes on to the next that may run; false at the end, or where enough was looked at.
+local function seek(w)
+  if w.rec then return true end
+  while n_over < OVER_MAX and n_newer < NEWER_MAX do
+    w.at = w.at + 1
+    if w.at > w.length and not turn_page(w) then return false end
+    local rec, why
+    w.rid = w.ids[w.at]
+    if w.raw[w.at] then rec, why = parse_record(w.raw[w.at]) end
+    if why == 'NEWER' then
+      n_newer = n_newer + 1
+    elseif rec and rec[R_ST] == 'Q' then
+      if rec[R_DL] > now and rec[R_QT] > now then
+        w.rec = rec
+        return true
+      end
+      -- Over: it stays for the sweep.
+      n_over = n_over + 1
+    else
+      -- Nothing that could be granted has this id.
+      if why == 'BAD' then redis.call('ZADD', K_when, int(now), w.rid) end
+      n_over = n_over + 1
+      leave(w)
+    end
+  end
+  return false
+end
+
+-- The one that was sought. False once the bytes are used up: it stays where it is.
+local function take(w)
+  local rid, rec = w.rid, w.rec
+  if is_abandoned(rec, now) then
+    n_over = n_over + 1
+    leave(w)
+    abandon(rid, rec, now)
+    return true
+  end
   local payload = payload_of(rec)
   if not payload then
     -- Somebody removed the entry: the request cannot run, so it is handed to the sweep to be ended.
-    remove(rid, set)
+    n_over = n_over + 1
+    leave(w)
     rec[R_ST] = 'K'
     add_event(rec, 'dead', 'payload_lost')
     save_record(rid, rec)
@@ -90,66 +150,52 @@ local function take(rid, rec, set)
   end
   if #payload > bytes_left and #taken > 1 then return false end
   bytes_left = bytes_left - #payload
-  remove(rid, set)
+  leave(w)
   rec[R_ST], rec[R_W], rec[R_ST0], rec[R_CT] = 'R', wid, 0, now
   fence = fence or int(redis.call('HINCRBY', K_stat, 'fence', 1))
   rec[R_TOK] = seq .. '-' .. fence
   rec[R_GR] = rec[R_GR] + 1
   add_event(rec, 'claimed', wid)
-  save_record(rid, rec)
-  redis.call('ZADD', K_lease, int(now + lease_ms), rid)
-  redis.call('ZADD', K_when, int(rec[R_DL] + 2000), rid)
+  local i = 2 * #taken
+  records[i - 1], records[i] = rid, cmsgpack.pack(rec)
+  leases[i - 1], leases[i] = int(now + lease_ms), rid
+  dues[i - 1], dues[i] = int(rec[R_DL] + 2000), rid
   taken[#taken + 1] = rid
   grant(rid, rec, payload)
   return true
 end
 
-local function is_over(rec) return rec[R_DL] <= now or rec[R_QT] <= now end
-
-if is_idle then
-  for _, rid in ipairs(fetch(K_ready_S, math.max(1, math.floor(slots / 4)))) do
-    local rec = load_record(rid)
-    if rec and not is_over(rec) then
-      local alone = rec[R_CR] >= 2
-      if alone and #taken > 1 then break end
-      take(rid, rec, K_ready_S)
-      if alone then break end
-    end
+-- With nothing beside them: after one crash at most a quarter of the slots at once, after two alone.
+local function take_suspects()
+  local w, most = walk(K_ready_S), math.min(n, math.max(1, math.floor(slots / 4)))
+  while #taken <= most and seek(w) do
+    local is_alone = w.rec[R_CR] >= 2
+    if is_alone and #taken > 1 or not take(w) then break end
+    if is_alone and #taken > 1 then break end
   end
   if #taken > 1 then reply[5] = 1 end
 end
 
-if reply[5] == 0 then
-  for _, rid in ipairs(fetch(K_ready_R, n + 256)) do
-    if #taken > n then break end
-    local rec = load_record(rid)
-    if rec and rec[R_DL] > now and not take(rid, rec, K_ready_R) then break end
-  end
-  -- The three lanes' heads are merged by submit time less boost; inside a lane the tag orders.
-  local heads, at, recs, virtual = {}, {1, 1, [0] = 1}, {}, {}
-  for l = 0, 2 do heads[l] = fetch(LANES[l], n + 256) end
-  local function head(l)
-    while true do
-      local rid = heads[l][at[l]]
-      if not rid then return nil end
-      if recs[rid] == nil then recs[rid] = load_record(rid) or false end
-      if recs[rid] and not is_over(recs[rid]) then return rid end
-      at[l] = at[l] + 1
-    end
-  end
+local function take_released()
+  local w = walk(K_ready_R)
+  while #taken <= n and seek(w) and take(w) do end
+end
+
+-- The three lanes' heads are merged by submit time less boost; inside a lane the tag orders.
+local function take_lanes()
+  local lanes, virtual = {[0] = walk(LANES[0]), walk(LANES[1]), walk(LANES[2])}, {}
   while #taken <= n do
     local best, best_at
     for l = 0, 2 do
-      local rid = head(l)
-      if rid and (not best or recs[rid][R_T0] - BOOST_MS[l] < best_at) then
-        best, best_at = l, recs[rid][R_T0] - BOOST_MS[l]
+      if seek(lanes[l]) then
+        local at = lanes[l].rec[R_T0] - BOOST_MS[l]
+        if not best or at < best_at then best, best_at = l, at end
       end
     end
     if not best then break end
-    local rid = heads[best][at[best]]
-    if not take(rid, recs[rid], LANES[best]) then break end
-    virtual[best] = recs[rid][R_TAG]
-    at[best] = at[best] + 1
+    local tag = lanes[best].rec[R_TAG]
+    if not take(lanes[best]) then break end
+    virtual[best] = tag
   end
   -- Never back: a request that is tried again still has the tag of its first time.
   for l, tag in pairs(virtual) do
@@ -158,8 +204,25 @@ if reply[5] == 0 then
   end
 end
 
+if n > 0 then
+  if is_idle then take_suspects() end
+  if reply[5] == 0 then
+    take_released()
+    take_lanes()
+  end
+end
+if #taken > 1 then
+  redis.call('ZADD', K_lease, unpack(leases))
+  redis.call('ZADD', K_when, unpack(dues))
+  redis.call('HSET', K_live, unpack(records))
+end
+for _, w in ipairs(walks) do
+  local gone = w.gone or {}
+  if #gone > 0 then redis.call('ZREM', w.set, unpack(gone)) end
+  if w.is_all then left[w.set] = w.seen - #gone end
+end
 redis.call('HSET', K_wk, 'c:' .. wid, cmsgpack.pack(taken))
 finish_reply()
 -- The bell is a single marker: who took all it could and left some rings for the next worker.
-if #taken > n and reply[4] > 0 then redis.call('ZADD', K_bell, int(now), 'w') end
+if #taken > 1 and (#taken > n or reply[5] == 1) and reply[4] > 0 then redis.call('ZADD', K_bell, int(now), 'w') end
 return reply

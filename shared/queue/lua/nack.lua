@@ -3,11 +3,13 @@
 -- ARGV: now wid how cause max_attempts max_crashes delay_ms (rid token)...
 -- Replies: {OK | LOST | DEAD, ...} one for each
 -- Moves: R to Q (lane R or S), L, or K when attempts or crashes are used up. A second run finds it no longer R (LOST).
+--        The delay doubles with each attempt, to 60 s at most; who calls has put the jitter into it.
 -- FLAGS: allow-oom
 -- USES: prelude requeue
 local now = queue_now()
 local wid, how, cause = ARGV[2], ARGV[3], ARGV[4]
 local max_attempts, max_crashes, delay_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local RETRY_MAX_MS = 60000
 local reply = {}
 for i = 8, #ARGV, 2 do
   local rid, token = ARGV[i], ARGV[i + 1]
@@ -32,7 +34,8 @@ for i = 8, #ARGV, 2 do
         add_event(rec, 'retry', cause)
         save_record(rid, rec)
         redis.call('ZREM', K_lease, rid)
-        redis.call('ZADD', K_later, int(now + delay_ms * 2 ^ (rec[R_AT] - 1)), rid)
+        local wait_ms = math.min(delay_ms * 2 ^ (rec[R_AT] - 1), RETRY_MAX_MS)
+        redis.call('ZADD', K_later, int(now + wait_ms), rid)
         redis.call('ZADD', K_when, int(rec[R_DL]), rid)
         reply[#reply + 1] = 'OK'
       end

@@ -9,9 +9,9 @@ local now = queue_now()
 local rid = ARGV[2]
 local raw = redis.call('HGET', K_live, rid)
 if raw then
-  local rec = cmsgpack.unpack(raw)
+  local rec = parse_record(raw)
   local ahead = -1
-  if rec[R_ST] == 'Q' then
+  if rec and rec[R_ST] == 'Q' then
     local lanes = {[0] = K_ready_0, [1] = K_ready_1, [2] = K_ready_2}
     local rank = redis.call('ZRANK', lanes[rec[R_LN]], rid)
     ahead = rank or 0

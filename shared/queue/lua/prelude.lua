@@ -3,9 +3,14 @@
 
 -- Record: a packed array, no nil in it. Its order is that of shared/request.py Record.
 local R_V, R_ST, R_EI, R_LN, R_TN, R_TK, R_T0, R_DL, R_QT, R_W, R_TOK, R_ST0 = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
-local R_GR, R_CR, R_AT, R_APIS, R_FL, R_DG, R_PA, R_DEP, R_WH, R_EV, R_TP, R_CT, R_TAG =
-  13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25
+local R_GR, R_CR, R_AT, R_APIS, R_FL, R_DG, R_PA, R_DEP, R_WH, R_EV, R_TP, R_CT, R_TAG, R_HELD, R_NB =
+  13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27
+-- A release that adds fields at the end keeps the version. It goes up where a field's meaning changes.
+local RECORD_V, EXACT = 1, 2 ^ 53
+local STATES = {W = true, L = true, Q = true, R = true, K = true}
 local EVENTS_MAX, OUT_MAX, RECENT_MAX = 16, 20000, 10000
+-- Without a tick for so long an api counts as gone.
+local ABSENT_MS = 30000
 
 local function int(x) return string.format('%.0f', x) end
 local function real(x) return string.format('%.17g', x) end
@@ -15,7 +20,11 @@ local wall
 
 -- The queue clock: never backwards, and a jump of the server's clock (or a pause) is not passed on.
 -- Only tick moves it; until then scripts see at most one second after the last tick's step.
+local clock
+
 local function queue_now()
+  -- Time stands still in a script, also in one that runs several times over.
+  if clock then return unpack(clock) end
   local raw = tonumber(ARGV[1])
   if raw == 0 then
     local t = redis.call('TIME')
@@ -27,12 +36,50 @@ local function queue_now()
   local now = raw - off
   if clk > 0 and now - clk > 5000 then now = clk + 1000 end
   if clk > now then now = clk end
-  return now, raw, clk, off, f[3] == '1'
+  clock = {now, raw, clk, off, f[3] == '1'}
+  return unpack(clock)
+end
+
+-- Raises, or tells BAD, for what is no record: what has another type cannot be compared, concatenated or indexed so.
+-- NEWER: of a later version, which those that know it will see to. Fields beyond ours are kept as they are.
+local function read_record(raw)
+  local r, more = cmsgpack.unpack(raw)
+  if r[R_V] > RECORD_V then return nil, 'NEWER' end
+  local events = r[R_EV]
+  local is_sound = more == nil and r[R_V] == RECORD_V and STATES[r[R_ST]]
+    and string.find(r[R_EI], '^%d+%-%d+$') and #r[R_EI] < 22 and (r[R_LN] == 0 or r[R_LN] == 1 or r[R_LN] == 2)
+    and r[R_TK] < EXACT and r[R_T0] < EXACT and r[R_DL] < EXACT and r[R_QT] < EXACT and r[R_ST0] < EXACT
+    and r[R_GR] < EXACT and r[R_CR] < EXACT and r[R_AT] < EXACT and r[R_CT] < EXACT
+    and r[R_TN] >= '' and r[R_W] >= '' and r[R_TOK] >= '' and r[R_FL] >= '' and r[R_DG] >= '' and r[R_PA] >= ''
+    and r[R_WH] >= '' and r[R_TP] >= '' and table.concat(r[R_APIS]) and table.concat(r[R_DEP]) and events[1]
+  if not is_sound then return nil, 'BAD' end
+  for i = 1, #events do
+    local event = events[i]
+    if not (event[1] < EXACT and event[2] >= '' and event[3] >= '') then return nil, 'BAD' end
+  end
+  -- Fields that came later: a record of before has them as if they had been left out.
+  r[R_TAG], r[R_HELD], r[R_NB] = r[R_TAG] or 0, r[R_HELD] or 0, r[R_NB] or 0
+  if r[R_TAG] < EXACT and r[R_HELD] < EXACT and r[R_NB] < EXACT then return r end
+  return nil, 'BAD'
+end
+
+-- The record, or nil and why there is none to go by: nothing where the id is not live, else BAD or NEWER. Who comes
+-- upon a BAD one leaves it to the sweep (`when`), which has it ended; it is never an error of the script.
+local function parse_record(raw)
+  local is_read, rec, why = pcall(read_record, raw)
+  if is_read then return rec, why end
+  return nil, 'BAD'
 end
 
 local function load_record(rid)
   local raw = redis.call('HGET', K_live, rid)
-  return raw and cmsgpack.unpack(raw) or nil
+  if raw then return parse_record(raw) end
+end
+
+-- Nil where somebody has removed the entry.
+local function payload_of(rec)
+  local entry = redis.call('XRANGE', K_in, rec[R_EI], rec[R_EI])[1]
+  return entry and entry[2][4] or nil
 end
 
 local function save_record(rid, rec)
@@ -43,6 +90,18 @@ local function add_event(rec, kind, detail)
   local ev = rec[R_EV]
   if #ev >= EVENTS_MAX then table.remove(ev, 2) end
   ev[#ev + 1] = {wall, kind, detail or ''}
+end
+
+-- The place of a suspect among its like: fewer crashes first, then by submit time, so that batchmates of a poison prompt
+-- are cleared before it runs alone.
+local function suspect_rank(rec) return int(rec[R_CR] * 1e13 + rec[R_T0]) end
+
+local function is_queued(rec) return rec[R_ST] == 'Q' or rec[R_ST] == 'L' or rec[R_ST] == 'W' end
+
+-- When the sweep must look at a queued request. While its caller may leave without a word that is now and then.
+local function due_at(rec, now)
+  local due = math.min(rec[R_DL], rec[R_QT])
+  return rec[R_HELD] == 1 and math.min(due, now + ABSENT_MS) or due
 end
 
 local function split(text)

@@ -6,12 +6,21 @@ local function away(rid, rec)
   redis.call('ZADD', K_when, int(rec[R_DL]), rid)
 end
 
+-- A suspect stays one until it has ended, whichever way it comes back.
+local function put_back(rid, rec)
+  if rec[R_CR] > 0 then
+    redis.call('ZADD', K_ready_S, suspect_rank(rec), rid)
+  else
+    redis.call('ZADD', K_ready_R, int(rec[R_T0]), rid)
+  end
+end
+
 local function requeue(rid, rec, now, kind, cause)
   rec[R_ST], rec[R_QT] = 'Q', rec[R_DL]
   add_event(rec, kind, cause)
   save_record(rid, rec)
   away(rid, rec)
-  redis.call('ZADD', K_ready_R, int(rec[R_T0]), rid)
+  put_back(rid, rec)
   redis.call('HINCRBY', K_stat, kind, 1)
 end
 
@@ -37,7 +46,6 @@ local function crash(rid, rec, now, cause, max_crashes)
   add_event(rec, 'suspect', cause)
   save_record(rid, rec)
   away(rid, rec)
-  -- Fewer crashes first, then by submit time: batchmates of a poison prompt are cleared before it runs alone.
-  redis.call('ZADD', K_ready_S, int(rec[R_CR] * 1e13 + rec[R_T0]), rid)
+  put_back(rid, rec)
   return 'OK'
 end

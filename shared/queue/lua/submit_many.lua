@@ -4,7 +4,7 @@
 -- Replies: {OK, submitted} {DUP, submitted} {GONE} (the reservation ran out or the list was cancelled) {GAP, submitted}
 -- Moves: nothing to Q for each child, whose id is parent.index. A second run sees `submitted` past its start (DUP).
 -- FLAGS: deny-oom
--- USES: prelude accept
+-- USES: prelude ready accept
 local now = queue_now()
 local parent, start, m = ARGV[2], tonumber(ARGV[3]), cmsgpack.unpack(ARGV[4])
 local grp = KEYS[NK + 1]
@@ -21,7 +21,7 @@ local left = tonumber(redis.call('HGET', grp, 'tokens'))
 for i = 0, count - 1 do
   m[3], m[7] = tonumber(ARGV[6 + 3 * i]), ARGV[7 + 3 * i]
   left = left - m[3]
-  new_record(now, m, parent, ARGV[5 + 3 * i], parent .. '.' .. (start + i))
+  new_record(now, m, parent, ARGV[5 + 3 * i], parent .. '.' .. (start + i), {})
 end
 redis.call('HSET', grp, 'submitted', start + count, 'tokens', left)
 redis.call('HINCRBY', K_stat, 'submitted', count)

@@ -1,5 +1,6 @@
 -- The terminal step, shared by finish, end and end_missing: outcome, body, notices, counters, parent.
--- Needs the fixed keys in, live, ready:0..2, ready:R, ready:S, later, lease, when, ten, recent, stat, flags.
+-- Goes with room, ready and dependents (but for end_missing); needs the fixed keys in, live, ready:0..2, ready:R,
+-- ready:S, later, lease, when, ten, recent, stat, flags, deps, bell.
 
 local STAT = {F = 'finished', C = 'cancelled', E = 'error'}
 
@@ -54,15 +55,19 @@ local function leave_sets(rid, rec)
   end
 end
 
--- keys = {res, body, grp, res_parent}. Returns the apis that were not declared.
+-- keys = {res, body, part, grp, res_parent}. Returns the apis that were not declared, and the outcome.
 local function terminate(rid, rec, now, state, code, message, report, body, keys, outs, ttl_ms, body_ttl_ms, inline_max)
   add_event(rec, 'ended', state)
   local started = rec[R_ST0] > 0 and rec[R_ST0] or (rec[R_ST] == 'R' and rec[R_CT] or 0)
   local outcome = cmsgpack.pack({1, state, code, message, rec[R_W], rec[R_TOK], rec[R_AT], rec[R_CR], rec[R_T0],
-    started, now, rec[R_DG], rec[R_TN], rec[R_PA], rec[R_FL], report, rec[R_EV], 0})
+    started, now, rec[R_DG], rec[R_TN], rec[R_PA], rec[R_FL], report, rec[R_EV], 0, rec[R_GR]})
   -- First what must not be missing: a command that fails ends the script, and what ran before it stays.
   redis.call('SET', keys[1], outcome, 'PX', ttl_ms)
   if body then redis.call('SET', keys[2], body, 'PX', body_ttl_ms) end
+  redis.call('PEXPIRE', keys[3], body_ttl_ms)
+  local needed_ms = release_dependents(rid, state == 'F', now)
+  if needed_ms > tonumber(body_ttl_ms) then redis.call('PEXPIRE', keys[2], int(needed_ms)) end
+  if #rec[R_DEP] > 0 then leave_predecessors(rid, rec) end
   leave_sets(rid, rec)
   redis.call('ZREM', K_when, rid)
   redis.call('HDEL', K_live, rid)
@@ -71,7 +76,7 @@ local function terminate(rid, rec, now, state, code, message, report, body, keys
   local nth = redis.call('HINCRBY', K_stat, STAT[state], 1)
   if code ~= '' then redis.call('HINCRBY', K_stat, 'code:' .. code, 1) end
   if rec[R_PA] ~= '' then
-    return count_child(rec[R_PA], keys[3], keys[4], now, ttl_ms, outs), outcome
+    return count_child(rec[R_PA], keys[4], keys[5], now, ttl_ms, outs), outcome
   end
   remember(rid, now, nth)
   return notice(rid, rec[R_APIS], outs, outcome, body, inline_max), outcome

@@ -5,20 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.intake import trim_for
-from api.postprocess import STRIP_ONLY, cap_sentences, cut_examples, postprocess
-from api.routing import Router
+from shared.postprocess import STRIP_ONLY, cap_sentences, cut_examples, postprocess
 from shared.request import Trim
-from tests.api.conftest import Load
-
-
-def test_a_budget_of_the_callers_own_means_no_trimming(load_settings: Load) -> None:
-    settings = load_settings()
-    router = Router(settings)
-    decision = router.route("什么是尾延迟", 1024)
-    trim = trim_for(settings, router, "什么是尾延迟", decision, None)
-    text = "一。二。三。四。五。六。七。例如：八。"
-    assert postprocess(text, trim) == text
 
 
 def test_no_trim_leaves_even_the_white_space() -> None:

@@ -1,0 +1,195 @@
+"""Claiming over every shard: what a worker asks for, what it is given, and that nothing on its way gets lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from shared.errors import BrokerUnavailable
+from shared.queue.line import Line
+from shared.queue.scripts import Scripts
+from shared.queue.shards import Shards
+from shared.queue.transitions import moved
+from shared.queue.upkeep import Complaint
+from shared.request import short
+from shared.status import ReqStatus
+
+log = logging.getLogger(__name__)
+# Requests in one beat: their records are read while the broker does nothing else.
+BEAT_MAX = 64
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """One claimed request. `token` proves the lease; `remaining_ms` to its deadline at the claim."""
+
+    id: str
+    token: str
+    remaining_ms: int
+    grants: int
+    crashes: int
+    attempts: int
+    apis: list[str]
+    payload: bytes
+
+    def __repr__(self) -> str:
+        size = f"{len(self.payload)} bytes"
+        return f"Grant(id={short(self.id)}, token={self.token!r}, crashes={self.crashes}, {size})"
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """`solo`: these are suspects, run nothing beside them. `suspects`, `remaining`: what is still queued."""
+
+    grants: list[Grant]
+    suspects: int
+    paused: bool
+    remaining: int
+    solo: bool = False
+
+
+class _Shard:
+    """The claims on one shard: numbered, one at a time, the number kept until its reply is here."""
+
+    __slots__ = ("claiming", "complaint", "scripts", "seen", "seq", "suspects")
+
+    def __init__(self, scripts: Scripts) -> None:
+        self.scripts = scripts
+        self.complaint = Complaint(f"a claim ({scripts.keys.prefix})")
+        # From anywhere: a token is this number and the shard's counter. That falls back with its shard, and then two
+        # workers that began alike would have the same token.
+        self.seq = 1 + secrets.randbits(31)
+        self.seen = 0
+        self.suspects = 0  # as it was told last
+        self.claiming: asyncio.Future[Any] | None = None
+
+
+class Claiming:
+    """One worker's claims. `first` is the shard that is asked first: whose bell rang, else each in turn."""
+
+    def __init__(self, line: Line, shards: Shards, worker: str, lease_s: float) -> None:
+        self.first = 0
+        self._line = line
+        self._shards = shards
+        self._worker = worker
+        self._lease_ms = int(lease_s * 1000)
+        self._all = [_Shard(scripts) for scripts in shards]
+        # What a claim had that was cancelled before it had asked every shard.
+        self._parts: list[Claimed] = []
+
+    async def claim(self, n: int, *, is_idle: bool, slots: int, max_bytes: int) -> Claimed:
+        """Up to n requests; raises BrokerUnavailable. Cancelled, it leaves what it had to the next one."""
+        failure: Exception | None = None
+        asked = 0
+        for turn in range(len(self._all)):
+            if self._parts and not self._wants_more(n):
+                break
+            shard = self._all[(self.first + turn) % len(self._all)]
+            got = sum(len(part.grants) for part in self._parts)
+            asked += 1
+            try:
+                part = await self._claim(shard, n - got, is_idle and not got, slots, max_bytes)
+            except BrokerUnavailable as error:
+                failure = error
+                break  # away for all of them; what came is not kept waiting
+            except Exception as error:
+                shard.complaint.tell()
+                failure = error
+                continue
+            self._parts.append(part)
+        self.first = (self.first + asked) % len(self._all)
+        if failure is not None and not self._parts:
+            raise failure
+        parts, self._parts = self._parts, []
+        return parts[0] if len(self._all) == 1 else _merged(parts, self._all)
+
+    async def under_way(self) -> list[Grant]:
+        """What earlier claims were given that nobody has got: for a worker that claims no more."""
+        for shard in self._all:
+            if shard.claiming is not None:
+                done = await asyncio.gather(shard.claiming, return_exceptions=True)
+                if not isinstance(done[0], BaseException):
+                    self._parts.append(self._taken(shard, done[0]))
+        parts, self._parts = self._parts, []
+        return [grant for part in parts for grant in part.grants]
+
+    def beats(
+        self, held: Mapping[str, tuple[str, bool]]
+    ) -> Iterator[tuple[Scripts, int, dict[str, tuple[str, bool]]]]:
+        """For each beat to send: where, the last claim whose reply is here, and what of `held` it is for.
+
+        Of every shard there is one, those without any too: it is how the worker is known to serve them.
+        """
+        # The newest first: they are of the last claim, which is what a beat looks for orphans in.
+        newest = list(held)[::-1]
+        for number, shard in enumerate(self._all):
+            here = newest
+            if len(self._all) > 1:
+                here = [rid for rid in newest if self._shards.number(rid) == number]
+            for start in range(0, max(1, len(here)), BEAT_MAX):
+                part = {rid: held[rid] for rid in here[start : start + BEAT_MAX]}
+                yield shard.scripts, shard.seen if start == 0 else 0, part
+
+    def _wants_more(self, n: int) -> bool:
+        """Suspects come alone, so that nothing of another shard may come beside them."""
+        got = sum(len(part.grants) for part in self._parts)
+        return got < max(n, 1) and not any(part.solo for part in self._parts)
+
+    async def _claim(
+        self, shard: _Shard, n: int, is_idle: bool, slots: int, max_bytes: int
+    ) -> Claimed:
+        if shard.claiming is None:
+            # On BrokerUnavailable the number stays: the next claim repeats it and gets the same grants.
+            shard.claiming = self._line.send(
+                shard.scripts.claim(
+                    self._worker, shard.seq, n, max_bytes, self._lease_ms, is_idle, slots
+                )
+            )
+        try:
+            reply = await asyncio.shield(shard.claiming)
+        except Exception:
+            shard.claiming = None
+            raise
+        # Cleared only once the caller has it: whoever was cancelled meanwhile leaves it for the next.
+        shard.claiming = None
+        return self._taken(shard, reply)
+
+    def _taken(self, shard: _Shard, reply: list[Any]) -> Claimed:
+        verdict, paused, suspects, remaining, solo, *grants = reply
+        if verdict == b"STALE":
+            log.warning("claim %d was answered as stale", shard.seq)
+        shard.seen = shard.seq
+        shard.seq += 1
+        shard.suspects = int(suspects)
+        found = [_grant(fields) for fields in grants]
+        for grant in found:
+            moved(grant.id, ReqStatus.PENDING, ReqStatus.RUNNING, "claim")
+        return Claimed(found, int(suspects), bool(paused), int(remaining), bool(solo))
+
+
+def _merged(parts: Sequence[Claimed], shards: Sequence[_Shard]) -> Claimed:
+    """What several shards gave. A shard that was not asked may hold work, and the suspects that it told of last."""
+    return Claimed(
+        [grant for part in parts for grant in part.grants],
+        suspects=sum(shard.suspects for shard in shards),
+        paused=all(part.paused for part in parts),
+        remaining=sum(part.remaining for part in parts) + len(shards) - len(parts),
+        solo=any(part.solo for part in parts),
+    )
+
+
+def _grant(fields: list[Any]) -> Grant:
+    rid, token, remaining, grants, crashes, attempts, apis, payload = fields
+    return Grant(
+        rid.decode(),
+        token.decode(),
+        int(remaining),
+        int(grants),
+        int(crashes),
+        int(attempts),
+        [api for api in apis.decode().split(",") if api],
+        payload,
+    )

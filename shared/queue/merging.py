@@ -1,0 +1,89 @@
+"""Several runs of one script in one command, where runs of it come in bursts: submits and finishes.
+
+What a run costs is half its surroundings: the command's fixed keys, the script's shared pieces, the reply's way back,
+and a blocked reader that is woken for each. Nothing changes for the script or its caller: each run has a reply of its
+own, an error in one is no error of the others, and all are as safe to run twice as one is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+
+from shared.queue.scripts import Arg, Call, Script
+
+MERGED = frozenset({"submit", "finish"})
+MOST = 16  # runs in one command: the server does nothing else meanwhile
+MOST_BYTES = 256 << 10
+
+# Before it stands the script's own text, as the body of a function of its own keys and arguments.
+_RUN_ALL = """
+local replies, k, a = {}, N_FIXED, 3
+for i = 1, tonumber(ARGV[2]) do
+  local n_keys, n_args = tonumber(ARGV[a]), tonumber(ARGV[a + 1])
+  local keys, args = {}, {ARGV[1]}
+  for j = 1, n_keys do keys[j] = KEYS[k + j] end
+  for j = 1, n_args do args[j + 1] = ARGV[a + 1 + j] end
+  k, a = k + n_keys, a + 2 + n_args
+  local ok, reply = pcall(one, keys, args)
+  -- What a failed command throws is a table or a string, by the server's release.
+  if not ok then reply = {err = type(reply) == 'table' and reply.err or tostring(reply)} end
+  replies[i] = reply
+end
+return replies
+"""
+
+
+def runs(calls: Iterable[object]) -> Iterator[list[int]]:
+    """Places of neighbours that may travel as one, in order; every place is in one of them."""
+    run: list[int] = []
+    first: Call | None = None
+    size = 0
+    for place, call in enumerate(calls):
+        fits = first is not None and len(run) < MOST and _are_alike(first, call)
+        more = _size(call)
+        if run and not (fits and size + more <= MOST_BYTES):
+            yield run
+            run, size = [], 0
+        if not run:
+            first = call if isinstance(call, Call) and call.script.name in MERGED else None
+        run.append(place)
+        size += more
+    if run:
+        yield run
+
+
+def merged(calls: Sequence[Call]) -> Call:
+    """One call whose reply is the list of theirs, errors among them."""
+    script = many(calls[0].script)
+    n_fixed = len(script.fixed)
+    keys = list(calls[0].keys[:n_fixed])
+    args: list[Arg] = [calls[0].args[0], len(calls)]
+    for call in calls:
+        keys += call.keys[n_fixed:]
+        args += (len(call.keys) - n_fixed, len(call.args) - 1, *call.args[1:])
+    return Call(script, tuple(keys), tuple(args))
+
+
+@cache
+def many(script: Script) -> Script:
+    """The script that runs another any number of times. Each run counts its own keys from 1."""
+    n_fixed = len(script.fixed)
+    head = script.head.replace(f"local NK = {n_fixed}", "local NK = 0", 1)
+    body = script.source.removeprefix(script.head)
+    loop = _RUN_ALL.replace("N_FIXED", str(n_fixed))
+    text = f"local function one(KEYS, ARGV)\n{body}\nend\n{loop}"
+    return Script.of(f"{script.name}, several", script.fixed, head, text)
+
+
+def _are_alike(first: Call, call: object) -> bool:
+    """The same script over the same shard's keys, by the same clock."""
+    if not isinstance(call, Call) or call.script is not first.script:
+        return False
+    n_fixed = len(first.script.fixed)
+    return call.args[0] == first.args[0] and call.keys[:n_fixed] == first.keys[:n_fixed]
+
+
+def _size(call: object) -> int:
+    args = call.args if isinstance(call, Call) else ()
+    return sum(len(arg) for arg in args if isinstance(arg, bytes))

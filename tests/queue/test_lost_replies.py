@@ -1,0 +1,152 @@
+"""The connection is cut after the server ran a call and before its reply is there; a blocking read at its moment."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import redis
+
+from shared.queue.consumer import Finished
+from shared.queue.scripts import NAMES, load
+from shared.request import Body, Report, Usage
+from tests.queue.pair import FREE, Pair, pair_on, serving
+from tests.queue.proxy import Cut, Fault, Proxy, proxy_to
+from tests.valkey_server import Server
+
+
+@asynccontextmanager
+async def pair_behind(broker: Server, queue: str) -> AsyncIterator[tuple[Pair, Proxy]]:
+    client: Any = redis.Redis.from_url(broker.url)
+    for name in NAMES:
+        client.script_load(load(name).source)  # so that no call is sent twice for its script
+    client.close()
+    async with proxy_to(broker.socket) as proxy, pair_on(proxy.url, queue) as pair:
+        yield pair, proxy
+
+
+def cut_once(proxy: Proxy, name: str) -> None:
+    """The next reply to that script is lost, and its connection with it."""
+    left = 1
+
+    def on_call(called: str, command: list[bytes]) -> Fault:
+        nonlocal left
+        if called != name or left == 0:
+            return None
+        left -= 1
+        return Cut.AFTER
+
+    proxy.on_call = on_call
+
+
+async def test_a_claim_whose_reply_is_lost_grants_the_same_again(
+    broker: Server, queue_name: str
+) -> None:
+    async with pair_behind(broker, queue_name) as (pair, proxy):
+        reqs = [pair.req(str(i)) for i in range(5)]
+        for req in reqs:
+            await pair.producer.submit(req, FREE)
+        cut_once(proxy, "claim")
+        claimed = await pair.consumer.claim(3, is_idle=True)
+        assert proxy.calls.count("claim") == 2
+        assert [grant.id for grant in claimed.grants] == [req.id for req in reqs[:3]]
+        assert [grant.grants for grant in claimed.grants] == [1, 1, 1]
+        stats = await pair.producer.stats()
+        assert (stats.running, stats.queued) == (3, 2), "nothing is held for nobody"
+        rest = await pair.consumer.claim(3, is_idle=True)
+        assert [grant.id for grant in rest.grants] == [req.id for req in reqs[3:]]
+
+
+async def test_a_finish_whose_reply_is_lost_is_one_outcome_and_one_notice(
+    broker: Server, queue_name: str
+) -> None:
+    async with pair_behind(broker, queue_name) as (pair, proxy):
+        req = pair.req("x")
+        await pair.producer.submit(req, FREE, watch=True)
+        grant = await pair.claimed()
+        cut_once(proxy, "finish")
+        assert await pair.answer(grant) is Finished.ALREADY
+        assert proxy.calls.count("finish") == 2
+        assert (await pair.producer.wait(req.id, 5)).body == Body(text="A(x)")
+        assert notices(broker, pair) == [req.id]
+
+
+async def test_a_submit_whose_reply_is_lost_is_one_request(broker: Server, queue_name: str) -> None:
+    async with pair_behind(broker, queue_name) as (pair, proxy):
+        req = pair.req("x")
+        cut_once(proxy, "submit")
+        submitted = await pair.producer.submit(req, FREE, watch=True)
+        assert proxy.calls.count("submit") == 2
+        assert submitted.joined, "its second run met its first"
+        async with serving(pair):
+            assert (await pair.producer.wait(req.id, 5)).body == Body(text="A(x)")
+        assert proxy.calls.count("finish") == 1, "run once"
+        assert (await pair.producer.stats()).live == 0
+
+
+def notices(broker: Server, pair: Pair) -> list[str]:
+    client: Any = redis.Redis.from_url(broker.url)
+    key = f"sl:{{{pair.settings.queue_name}:0}}:out:{pair.producer.api_id}"
+    told = [fields[b"i"].decode() for _, fields in client.xrange(key) if b"r" in fields]
+    client.close()
+    return told
+
+
+async def test_a_wait_for_work_that_is_cancelled_at_the_moment_of_the_bell_delays_nothing(
+    pair: Pair,
+) -> None:
+    """Blocking reads that carry data lose it in that moment; a bell that is lost costs its time-out and no more."""
+    rng, loop = random.Random(1), asyncio.get_running_loop()
+    bell_s = 0.03
+    delays: list[float] = []
+    rung = 0
+    for _ in range(300):
+        req = pair.req()
+        waiting = asyncio.ensure_future(pair.consumer.wait_for_work(bell_s, wants_work=True))
+        began = loop.time()
+        submitting = asyncio.ensure_future(pair.producer.submit(req, FREE))
+        await asyncio.sleep(rng.uniform(0, 0.002))
+        waiting.cancel()
+        ended = await asyncio.gather(waiting, submitting, return_exceptions=True)
+        if ended[0] == []:
+            rung += 1
+        else:
+            # Nobody claims before the bell is heard or its time is over.
+            await pair.consumer.wait_for_work(bell_s, wants_work=True)
+        grant = await pair.claimed()
+        delays.append(loop.time() - began)
+        assert grant.id == req.id
+        await pair.answer(grant)
+    assert rung < 300, "some were cancelled before they were told"
+    assert min(delays) < bell_s, "some bells were heard"
+    assert max(delays) < bell_s + 0.5
+
+
+@pytest.mark.parametrize("name", ["nack", "end", "settle", "attach"])
+async def test_other_calls_whose_reply_is_lost_do_their_work_once(
+    broker: Server, queue_name: str, name: str
+) -> None:
+    async with pair_behind(broker, queue_name) as (pair, proxy):
+        req = pair.req("x")
+        await pair.producer.submit(req, FREE, watch=True)
+        grant = await pair.claimed()
+        cut_once(proxy, name)
+        if name == "nack":
+            await pair.consumer.release([grant])
+            (again,) = (await pair.consumer.claim(1, is_idle=True)).grants
+            assert (again.id, again.grants, again.attempts) == (req.id, 2, 0)
+        elif name == "attach":
+            assert await pair.producer.attach(req.id) is not None
+            await pair.answer(grant)
+        else:
+            await pair.producer.cancel(req.id)
+            await pair.consumer.settle(grant, Report(usage=Usage(completion_tokens=3)))
+        assert proxy.calls.count(name) == 2
+        if name != "nack":
+            answer = await pair.producer.wait(req.id, 5)
+            assert answer.outcome.status == ("finished" if name == "attach" else "cancelled")
+            assert notices(broker, pair) == [req.id]
