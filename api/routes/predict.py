@@ -66,6 +66,11 @@ async def predict(request: Request, caller: CallerDep) -> Response:
         return await _later(caller, accepted, prefer, is_new=not accepted.joined)
     wait_s = settings.sync_wait_s if prefer.wait_s is None else prefer.wait_s
     held = await hold(request, services.producer, services.drain, accepted.id, wait_s)
+    if held is LetGo.timed_out and prefer.is_given:
+        if not await _carry_on(services.producer, accepted):
+            raise BrokerUnavailable("the broker does not answer", retry_after_s=2)
+        # It may have ended just now.
+        held = await services.producer.answer(accepted.id) or held
     if isinstance(held, LetGo):
         if held is LetGo.client_gone:
             exchange.code = "client_gone"
@@ -155,8 +160,6 @@ async def _without_answer(
         message = "the request stays queued under its id" if stays else "send the request again"
         raise Draining(f"this front door is stopping; {message}", retry_after_s=5)
     if why is LetGo.timed_out and prefer.is_given:
-        if not await _carry_on(producer, accepted):
-            raise BrokerUnavailable("the broker does not answer", retry_after_s=2)
         return await _later(caller, accepted, prefer, is_new=False)
     if why is LetGo.client_gone:
         if not may_go_on:

@@ -80,7 +80,8 @@ async def poll(request_id: str, request: Request, caller: CallerDep) -> Response
             if isinstance(held, Answer) and before.record is not None:
                 services.metrics.delivered([held], Priority(before.record.lane))
     with_token_ids = "output_token_ids" in query.get("include", "").split(",")
-    return await current(caller, rid, with_token_ids=with_token_ids)
+    shown = joined if wait_s > 0 else current
+    return await shown(caller, rid, with_token_ids=with_token_ids)
 
 
 @router.post(ONE + "/cancel", summary="End it, whatever its state")
@@ -134,12 +135,12 @@ def accepted_response(caller: Caller, accepted: Accepted) -> Response:
     return JsonResponse(body, 202, headers=headers)
 
 
-async def joined(caller: Caller, rid: str) -> Response:
-    """What an earlier submit has made, as it is now. It was there when this one came: who does not find it any more
+async def joined(caller: Caller, rid: str, *, with_token_ids: bool = False) -> Response:
+    """What an earlier submit has made, as it is now. It was there when this call came: who does not find it any more
     has no 404 coming, but a submit to send again.
     """
     try:
-        return await current(caller, rid)
+        return await current(caller, rid, with_token_ids=with_token_ids)
     except UnknownRequest:
         raise forgotten() from None
 

@@ -231,3 +231,17 @@ async def test_a_submit_that_joined_what_is_gone_then_is_to_be_sent_again(
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "broker_lost")
         monkeypatch.undo()
         assert (await ask()).status_code == 202
+
+
+async def test_a_long_poll_over_which_the_broker_was_emptied_is_no_404(
+    settings: ApiSettings, own_broker: Server
+) -> None:
+    client = redis.Redis.from_url(own_broker.url)
+    async with front_door(settings) as front:
+        rid = (await front.client.post("/requests", json={"prompt": "x"})).json()["id"]
+        poll = asyncio.create_task(front.client.get(f"/requests/{rid}", params={"wait": "1"}))
+        await eventually(lambda: front.services.producer.waiting == 1)
+        client.flushall()
+        reply = await poll
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "broker_lost")
+    client.close()

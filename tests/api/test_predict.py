@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from api.holding import LetGo, hold
 from api.settings import ApiSettings
 from shared.request import Priority, Trim
 from tests.api.answering import Answerer
@@ -297,6 +298,20 @@ async def test_a_preferred_wait_ends_in_the_answer_or_in_202(
     assert (reply.status_code, reply.headers["preference-applied"]) == (202, "wait=1")
     state = await front.client.get(f"/requests/{reply.json()['id']}")
     assert (state.status_code, state.json()["status"]) == (202, "running")
+
+
+async def test_an_answer_that_comes_as_the_preferred_wait_ends_is_given_as_an_answer(
+    front: Front, worker: Answerer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def too_late(*args: Any) -> LetGo:
+        await hold(*args)
+        return LetGo.timed_out
+
+    monkeypatch.setattr("api.routes.predict.hold", too_late)
+    for prompt, answer in (("x", "A(x)"), (["x", "y"], ["A(x)", "A(y)"])):
+        body = {"prompt": prompt}
+        reply = await front.client.post("/predict", json=body, headers={"prefer": "wait=5"})
+        assert (reply.status_code, reply.json()) == (200, {"response": answer})
 
 
 async def test_when_the_sync_wait_is_over_the_request_is_cancelled(

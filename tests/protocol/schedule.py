@@ -170,11 +170,12 @@ class Schedule:
         self.ops.peek(self.any_rid())
 
     def do_attach(self) -> None:
-        api = self.random.choice((*APIS, ""))
+        """One more reader, now and then more than there is room for, or a caller that waits no longer."""
         at, n = self.random.choice((("0-0", 0), ("0-0", 9), ("1-3", 2)))
         live = self.live()[-2:]
         rid = self.random.choice(live) if live and self.chance(0.7) else self.any_rid()
-        self.ops.attach(rid, api, at, n, self.times())
+        for api in self.random.sample((*APIS, ""), self.random.choice((1, 1, 1, 6))):
+            self.ops.attach(rid, api, at, n, self.times())
 
     def do_drop(self) -> None:
         rids = [rid for rid in (self.any_rid(), self.any_rid()) if rid not in self.ops.state.live]
