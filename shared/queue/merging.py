@@ -13,7 +13,7 @@ from functools import cache
 from shared.queue.scripts import Arg, Call, Script
 
 MERGED = frozenset({"submit", "finish"})
-MOST = 16  # runs in one command: the server does nothing else meanwhile
+MOST = 8  # runs in one command: the server does nothing else meanwhile
 MOST_BYTES = 256 << 10
 
 # Before it stands the script's own text, as the body of a function of its own keys and arguments.
