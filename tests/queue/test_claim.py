@@ -226,3 +226,9 @@ def test_a_beat_tells_of_a_grant_that_the_worker_does_not_hold(shard: Shard) -> 
     assert shard.beat("w1", {}, seq_seen=0)[4] == []
     assert shard.beat("w1", {})[4] == [rid.encode(), token.encode()]
     assert shard.beat("w1", {rid: (token, False)})[4] == []
+
+
+def test_a_claim_of_a_paused_queue_that_is_sent_twice_says_so_twice(shard: Shard) -> None:
+    shard.client.hset(shard.keys.fixed("flags"), "paused", "1")
+    assert shard.claim(seq=1)[1] == 1
+    assert shard.claim(seq=1)[1] == 1

@@ -191,3 +191,21 @@ def test_a_lease_after_a_backward_step_is_as_long_as_ever(shard: Shard) -> None:
     shard.grant()
     shard.advance(2 * LEASE_MS + LEASE_MS + 2000)
     assert shard.reap() == [1, 0]
+
+
+def test_a_suspect_that_is_given_back_is_still_one(shard: Shard) -> None:
+    """Else it would run beside others again, and take them along."""
+    suspects = shard.keys.fixed("ready:S")
+    shard.submit("q.0-a")
+    shard.nack("suspect", *shard.grant())
+    shard.nack("release", *shard.grant())
+    assert shard.client.zrange(suspects, 0, -1) == [b"q.0-a"]
+    shard.grant()
+    shard.advance(16_000)
+    shard.reap()
+    assert shard.client.zrange(suspects, 0, -1) == [b"q.0-a"]
+    shard.nack("retry", *shard.grant())
+    shard.advance(1000)
+    shard.run(shard.scripts.promote(10))
+    assert shard.client.zrange(suspects, 0, -1) == [b"q.0-a"]
+    assert shard.claim(n=2)[4] == 1
