@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 from shared.errors import Draining
 from shared.queue import callbacks
@@ -28,7 +28,7 @@ from shared.queue.streams import Event
 from shared.queue.submitting import Submitting
 from shared.queue.system_prompt import StoredPrompt
 from shared.queue.upkeep import Step, keep
-from shared.queue.waiters import Answer, Waiter, Waiters
+from shared.queue.waiters import Answer, Waiters, Watched
 from shared.request import Req
 from shared.settings import QueueSettings
 from shared.worker_info import WorkerSeen
@@ -157,16 +157,12 @@ class Producer:
         call = self._submitting.call(req, caps, held=held, wants_position=not watch)
         if not (watch or callback):
             return await self._submitting.one(req.id, call, owns_id)
-        waiter = await self._watch(req.id, call)
-        try:
+        with await self._watch(req.id, call) as waiter:
             submitted = await self._submitting.one(req.id, call, owns_id)
             waiter.is_submitted = True
             if submitted.joined:
                 await self._line.run(self._shards.of(req.id).attach(req.id, self.api_id))
                 await self._results.deliver_from_store(req.id)
-        except BaseException:
-            self._waiters.remove(req.id)
-            raise
         self._keep_readers(req.id, watch, callback)
         return submitted
 
@@ -185,9 +181,9 @@ class Producer:
         callbacks.check(callback)
         if not (watch or callback):
             return await self._submitting.list(parent, children, caps, owns_id, held)
-        async with self._watching(parent.id):
+        with await self._watch(parent.id) as waiter:
             submitted = await self._submitting.list(parent, children, caps, owns_id, held)
-            self._waiters.mark_submitted(parent.id)
+            waiter.is_submitted = True
             if submitted.joined:
                 await self._results.deliver_from_store(parent.id)
         self._keep_readers(parent.id, watch, callback)
@@ -199,20 +195,11 @@ class Producer:
         if not watch:
             self._waiters.remove(rid)
 
-    async def _watch(self, rid: str, call: Call | None = None) -> Waiter:
+    async def _watch(self, rid: str, call: Call | None = None) -> Watched:
+        """The waiter is there from here on, and goes again if what is done with it fails."""
         if not self._has_stream:
             await self._tick()
-        return self._waiters.add(rid, call)
-
-    @asynccontextmanager
-    async def _watching(self, rid: str, call: Call | None = None) -> AsyncIterator[None]:
-        """The waiter is there from here on, and goes again if what is done inside fails."""
-        await self._watch(rid, call)
-        try:
-            yield
-        except BaseException:
-            self._waiters.remove(rid)
-            raise
+        return Watched(self._waiters, rid, call)
 
     # --- waiting
 
@@ -228,9 +215,9 @@ class Producer:
 
     async def attach(self, rid: str) -> Snapshot | None:
         """Watch an id of somebody else's (then `wait`, `unwatch`); its snapshot, None if never seen."""
-        async with self._watching(rid):
+        with await self._watch(rid) as waiter:
             await self._line.run(self._shards.of(rid).attach(rid, self.api_id))
-            self._waiters.mark_submitted(rid)
+            waiter.is_submitted = True
             snapshot = await self.peek(rid)
             if snapshot is not None and snapshot.outcome is not None:
                 await self._results.deliver_from_store(rid)
@@ -245,9 +232,10 @@ class Producer:
         start, then what `wait` raises; BrokerLost also for an id that nothing is known of.
         """
         events = self._results.streams.read(rid, after)
-        async with self._watching(rid), aclosing(events):
-            async for event in events:
-                yield event
+        with await self._watch(rid):
+            async with aclosing(events):
+                async for event in events:
+                    yield event
         self._waiters.remove(rid)
 
     async def carry_on(self, rids: Sequence[str]) -> None:

@@ -78,6 +78,24 @@ def _time_out(future: asyncio.Future[Answer]) -> None:
         future.set_exception(TimeoutError())
 
 
+class Watched:
+    """`with` this: the waiter stays, unless what is done inside fails."""
+
+    __slots__ = ("_rid", "_waiter", "_waiters")
+
+    def __init__(self, waiters: Waiters, rid: str, resubmit: Call | None) -> None:
+        self._waiters = waiters
+        self._rid = rid
+        self._waiter = waiters.add(rid, resubmit)
+
+    def __enter__(self) -> Waiter:
+        return self._waiter
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._waiters.remove(self._rid)
+
+
 class Waiters:
     """Several readers of one id share a future; the last to leave takes the entry with it."""
 
