@@ -148,24 +148,8 @@ class Ending(Chaining, Letters):
             return ["KEYS", done]
         missed: list[str] = []
         for i in range(start, start + count):
-            self.state.outcomes[f"{parent}.{i}"] = Outcome(
-                v=1,
-                state=state,
-                code=code,
-                message="it was never submitted",
-                worker="",
-                token="",
-                attempts=0,
-                crashes=0,
-                submitted_ms=int(group["t0"]),
-                started_ms=0,
-                ended_ms=self.now,
-                digest=group["digest"],
-                tenant=group["tenant"],
-                parent=parent,
-                delivery_json="",
-                report_json="",
-                events=self._first_and_last(int(group["at"]), state),
+            self.state.outcomes[f"{parent}.{i}"] = self._of_list(
+                group, state, code, message="it was never submitted", parent=parent
             )
             self.count("cancelled" if state == "C" else "error")
             group["submitted"] = str(i + 1)
@@ -238,18 +222,23 @@ class Ending(Chaining, Letters):
         self.put("recent", rid, self.now)
         return self._notice(rid, record.apis, apis, outcome, end.body, end.inline_max)
 
-    def _count_child(self, parent: str, apis: Sequence[str], ttl_ms: int) -> list[str]:
-        """At the last child's end the parent gets its own outcome and notice."""
-        group = self.state.groups[parent]
-        group["terminal"] = str(int(group["terminal"]) + 1)
-        if int(group["terminal"]) < int(group["n"]):
-            return []
-        state = "C" if group["cancelled"] == "1" else "F"
-        outcome = Outcome(
+    def _of_list(
+        self,
+        group: dict[str, str],
+        state: str,
+        code: str,
+        *,
+        message: str = "",
+        parent: str = "",
+        delivery_json: str = "",
+        n_children: int = 0,
+    ) -> Outcome:
+        """A list's own outcome, or that of a child which was never submitted: no worker had it."""
+        return Outcome(
             v=1,
             state=state,
-            code="cancelled" if state == "C" else "",
-            message="",
+            code=code,
+            message=message,
             worker="",
             token="",
             attempts=0,
@@ -259,18 +248,32 @@ class Ending(Chaining, Letters):
             ended_ms=self.now,
             digest=group["digest"],
             tenant=group["tenant"],
-            parent="",
-            delivery_json=group["delivery"],
+            parent=parent,
+            delivery_json=delivery_json,
             report_json="",
             events=self._first_and_last(int(group["at"]), state),
+            n_children=n_children,
+        )
+
+    def _count_child(self, parent: str, apis: Sequence[str], ttl_ms: int) -> list[str]:
+        """At the last child's end the parent gets its own outcome and notice."""
+        group = self.state.groups[parent]
+        group["terminal"] = str(int(group["terminal"]) + 1)
+        if int(group["terminal"]) < int(group["n"]):
+            return []
+        state = "C" if group["cancelled"] == "1" else "F"
+        self.state.outcomes[parent] = self._of_list(
+            group,
+            state,
+            "cancelled" if state == "C" else "",
+            delivery_json=group["delivery"],
             n_children=int(group["n"]),
         )
-        self.state.outcomes[parent] = outcome
         self.lives[f"res:{parent}"] = self.lives[f"grp:{parent}"] = ttl_ms
         self.take_out(["resv"], parent)
         self.put("recent", parent, self.now)
         own = [api for api in group["apis"].split(",") if api]
-        return self._notice(parent, own, apis, outcome, None, 0)
+        return self._notice(parent, own, apis, self.state.outcomes[parent], None, 0)
 
     def _first_and_last(self, at_ms: int, state: str) -> list[Event]:
         return [Event(at_ms, "submitted", ""), Event(self.at_ms, "ended", state)]
