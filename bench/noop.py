@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import cache
 
 from bench.load import Run, closed_loop
 from bench.stack import QUEUE, StackError
@@ -34,13 +35,20 @@ async def connected(
         await connection.close()
 
 
+@cache
+def _sampling() -> tuple[SamplingParams, str]:
+    """With the bucket key. Of all alike: to check and to hash them is intake's work, and none of the queue's."""
+    sampling = SamplingParams(max_tokens=1)
+    return sampling, sampling.bucket_key
+
+
 def no_op(rid: str, *, life_s: float = WAIT_S) -> Req:
     """`life_s`: how long it may wait, and how long it may take in all."""
-    sampling = SamplingParams(max_tokens=1)
+    sampling, bucket_key = _sampling()
     return Req(
         id=rid,
         sampling=sampling,
-        bucket_key=sampling.bucket_key,
+        bucket_key=bucket_key,
         digest=rid,
         prompt="no-op",
         queue_timeout_s=life_s,

@@ -10,7 +10,6 @@ from typing import Any
 
 import redis
 
-from shared.queue.merging import MERGED, many
 from shared.queue.scripts import NAMES, Script, load
 
 LEAST_US = 20
@@ -20,7 +19,7 @@ ENTRIES = 200_000
 def scripts() -> list[Script]:
     """All that a queue runs: several runs of one may travel as one command, which is a script of its own."""
     alone = [load(name) for name in NAMES]
-    return alone + [many(script) for script in alone if script.name in MERGED]
+    return alone + [script.several for script in alone if script.several is not None]
 
 
 class SlowLog:

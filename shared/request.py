@@ -206,6 +206,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     tag: float = 0.0
     held: int = 0
     not_before_ms: int = 0
+    weight: float = 1
 
     @property
     def status(self) -> ReqStatus:

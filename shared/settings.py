@@ -173,6 +173,8 @@ class LogSettings(Settings):
 
 
 TEN_YEARS_S = 315_360_000
+# The queue clock leaves out only pauses of the broker of more than 5 s; a worker beats at least once a second.
+SAFE_LEASE_S = 6.0
 
 
 class QueueSettings(Settings):
@@ -190,3 +192,13 @@ class QueueSettings(Settings):
     broker_budget_s: Annotated[float, Field(gt=0, le=30)] = 2.5
     durability: Literal["none", "aof"] = "none"
     require_persistence: bool = False
+
+    @property
+    def lease_warning(self) -> str | None:
+        """What a short lease costs; None for one that outlasts every pause of the broker that counts as time."""
+        if self.lease_s >= SAFE_LEASE_S:
+            return None
+        return (
+            f"LEASE_S={self.lease_s:g}: a broker that stands still for 1 to 5 s may take running work from this "
+            f"worker, and count it as a crash; from {SAFE_LEASE_S:g} s on it does not"
+        )

@@ -290,7 +290,8 @@ def main() -> int:
         print(error.message, file=sys.stderr)
         return BAD_SETTING
     set_up_logging(settings)
-    for line in (*unknown_names(), *ObsoleteSettings.load().told):
+    told = (*unknown_names(), *ObsoleteSettings.load().told, settings.lease_warning)
+    for line in filter(None, told):
         log.warning("%s", line)
     raise_open_files()
     try:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import cache, cached_property
 from typing import Any, Protocol
 
 import msgspec
@@ -67,6 +68,11 @@ class Generator:
         self.is_stopping = False
         self.finished_total = 0
         self.output_tokens_total = 0
+
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """Kept, since each look for it is a system call (getpid)."""
+        return asyncio.get_running_loop()
 
     async def run(self, batch: MicroBatch) -> None:
         """Every request of the batch ends here: stored, given back, or settled. Raises EngineDead alone."""
@@ -202,7 +208,7 @@ class Generator:
         run = Running(item, batch, EnginePrompt(name, ()), self._prompts.thinking)
         self._running[name] = run
         left_s = max(0.0, item.deadline_at - time.monotonic())
-        run.timer = asyncio.get_running_loop().call_later(left_s, self._cut, [run], Stop.DEADLINE)
+        run.timer = self._loop.call_later(left_s, self._cut, [run], Stop.DEADLINE)
         return run
 
     async def _prepare(self, run: Running, refused: SluiceError | None) -> None:
@@ -291,7 +297,7 @@ class Generator:
         self._keep(self._end(storing, run), self._storing)
 
     def _keep(self, work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> None:
-        task = asyncio.create_task(work)
+        task = self._loop.create_task(work)
         among.add(task)
         task.add_done_callback(among.discard)
 
@@ -338,11 +344,16 @@ def _unfinished(report: Report) -> Report:
 
 def lacking(params: SamplingParams, able: frozenset[str]) -> str | None:
     """The first field that asks for something and that the engine does not know."""
-    without_effect = _OF_CHANCE if params.is_greedy else frozenset[str]()
-    for name, nothing in _ASKS_NOTHING.items():
-        if name not in able and name not in without_effect and getattr(params, name) != nothing:
+    for name, nothing in _beyond(able):
+        if getattr(params, name) != nothing and not (params.is_greedy and name in _OF_CHANCE):
             return name
     return None
+
+
+@cache
+def _beyond(able: frozenset[str]) -> tuple[tuple[str, object], ...]:
+    """What such an engine does not know: each field, and the value that asks for nothing."""
+    return tuple((name, nothing) for name, nothing in _ASKS_NOTHING.items() if name not in able)
 
 
 _OF_CHANCE = frozenset({"top_p", "top_k", "seed"})

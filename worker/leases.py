@@ -22,8 +22,9 @@ from shared.worker_info import WorkerInfo, WorkerState
 log = logging.getLogger(__name__)
 BEAT_S = 1.0
 BEATS_A_LEASE = 5  # at least, so that one that is lost costs nothing
-# What ends sooner costs no beat of its own: each takes a thread switch, and the broker's time.
+# What ends sooner costs no beat: each takes a thread switch, and the broker's time.
 STARTED_SOON_S = 0.02
+TIMER_STEP_S = 0.001  # of uvloop: a timer may come that much early
 
 
 class StallWatch:
@@ -45,11 +46,12 @@ class StallWatch:
 class _Held:
     """One claim. `is_told`: the broker knows that it has started; `is_running`: the engine has it now."""
 
-    __slots__ = ("has_started", "is_running", "is_told", "token")
+    __slots__ = ("has_started", "is_running", "is_told", "started_at", "token")
 
     def __init__(self, token: str) -> None:
         self.token = token
         self.has_started = False
+        self.started_at = 0.0
         self.is_told = False
         self.is_running = False
 
@@ -109,15 +111,27 @@ class Leases:
 
     def mark_started(self, grants: Sequence[Grant]) -> None:
         """Told to the broker within moments: from then on a lost lease counts as a crash."""
+        now = time.monotonic()
         for held in self._find(grants):
             held.has_started = held.is_running = True
-        if not self._is_tell_due and self._loop is not None:
+            held.started_at = now
+        if not self._is_tell_due:
+            self._tell_in(STARTED_SOON_S)
+
+    def _tell_in(self, seconds: float) -> None:
+        if self._loop is not None:
             self._is_tell_due = True
-            self._loop.call_later(STARTED_SOON_S, self._tell_started)
+            self._loop.call_later(seconds, self._tell_started)
 
     def _tell_started(self) -> None:
+        """Each is told when it has run for so long itself: under load something has always just begun."""
         self._is_tell_due = False
-        if self._has_untold():
+        if (oldest := self._untold_since()) is None:
+            return
+        left_s = oldest + STARTED_SOON_S - time.monotonic()
+        if left_s > 0:
+            self._tell_in(left_s + TIMER_STEP_S)
+        else:
             self._wake.set()
 
     def mark_ended(self, grant: Grant) -> None:
@@ -152,9 +166,10 @@ class Leases:
                 due = time.monotonic() + self._beat_s
                 self._beat()
 
-    def _has_untold(self) -> bool:
+    def _untold_since(self) -> float | None:
         with self._lock:
-            return any(h.has_started and not h.is_told for h in self._held.values())
+            untold = [h.started_at for h in self._held.values() if h.has_started and not h.is_told]
+        return min(untold, default=None)
 
     def _beat(self) -> None:
         with self._lock:

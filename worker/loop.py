@@ -262,6 +262,8 @@ class Loop:
                 elif self._can_take():
                     self._has_rung = True
                     self._wake.set()
+                    # The claim goes first: a request waits for it, and nobody for the next wait for the bell.
+                    await asyncio.sleep(0)
                 elif wants_work:
                     # The slots filled up while we waited: whoever is idle should hear it instead.
                     await self._consumer.ring()

@@ -46,7 +46,7 @@ class WorkerMetrics:
 
     def __init__(self, worker_id: str, engine: str = "") -> None:
         self.registry = CollectorRegistry()
-        self.engine = engine
+        self._engine = engine
         self._worker = worker_id
         self._batch_size = Histogram(
             "sluice_batch_size",
@@ -93,15 +93,28 @@ class WorkerMetrics:
         )
         self._last_progress = -1
         self.state(WorkerState.STARTING, 0)
+        if engine:
+            self.engine = engine
+
+    @property
+    def engine(self) -> str:
+        return self._engine
+
+    @engine.setter
+    def engine(self, name: str) -> None:
+        self._engine = name
+        # Looked up once: every batch is counted.
+        self._size, self._fill = self._batch_size.labels(name), self._batch_fill.labels(name)
 
     def batch(self, name: str, bucket_key: str, size: int, slots: int) -> None:
         """Batch and bucket are named as an exemplar: as labels they would make series without end."""
-        self._batch_size.labels(self.engine).observe(size, {"batch": name, "bucket": bucket_key})
-        self._batch_fill.labels(self.engine).observe(size / max(1, slots))
+        self._size.observe(size, {"batch": name, "bucket": bucket_key})
+        self._fill.observe(size / max(1, slots))
 
     def tokens(self, usage: Usage) -> None:
         self._input.inc(usage.prompt_tokens)
-        self._cached.inc(usage.cached_tokens)
+        if usage.cached_tokens:
+            self._cached.inc(usage.cached_tokens)
         self._output.inc(usage.completion_tokens)
 
     def fenced(self) -> None:

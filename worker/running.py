@@ -28,6 +28,7 @@ class Running:
     """One request from its prompt to its end. The pieces gather here until the last."""
 
     __slots__ = (
+        "answer",
         "batch",
         "cached",
         "first_token_s",
@@ -62,6 +63,7 @@ class Running:
 
     def begin_again(self) -> None:
         self.text: list[str] = []
+        self.answer: Answer | None = None  # of the text so far, once it was asked for
         self.ids: list[int] = []
         self.cached = 0
         self.n_reasoning = 0
@@ -69,6 +71,7 @@ class Running:
 
     def take(self, piece: EngineOutput) -> None:
         self.text.append(piece.text)
+        self.answer = None
         self.ids.extend(piece.token_ids)
         self.cached = piece.cached_tokens or self.cached
         if self.first_token_s is None:
@@ -111,7 +114,9 @@ class Running:
 
     def _answer(self) -> Answer:
         """What came so far, its reasoning apart."""
-        return self.thinking.split("".join(self.text), self.prompt.text)
+        if self.answer is None:
+            self.answer = self.thinking.split("".join(self.text), self.prompt.text)
+        return self.answer
 
 
 def echoed(req: Req) -> str:

@@ -143,7 +143,7 @@ class Claiming:
     ) -> Claimed:
         if shard.claiming is None:
             # On BrokerUnavailable the number stays: the next claim repeats it and gets the same grants.
-            shard.claiming = self._line.send(
+            shard.claiming = self._line.run(
                 shard.scripts.claim(
                     self._worker, shard.seq, n, max_bytes, self._lease_ms, is_idle, slots
                 )

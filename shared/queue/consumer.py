@@ -233,7 +233,7 @@ class Consumer:
     async def settle(self, grant: Grant, report: Report) -> None:
         """What a run had used up when its request was ended under it."""
         text, tokens = codec.encode_report(report), report.usage.completion_tokens
-        call = self._shards.of(grant.id).settle(grant.id, grant.token, text, tokens)
+        call = self._shards.of(grant.id).settle(grant.id, self.name, grant.token, text, tokens)
         await self._line.run(call, patient=True)
 
     async def leave(self) -> None:

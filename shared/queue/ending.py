@@ -53,12 +53,16 @@ async def end_one(
         _, kind, value, *_ = await line.run(scripts.peek(rid))
         if kind != b"live":
             return False
+        cause = code or how
         try:
             known = codec.decode_record(value)
             worker, apis, parent = known.worker, known.apis, known.parent
+            if how == "dead" and known.events:
+                cause = known.events[-1].detail  # of which the script makes the end's code
         except CodecError:
             # Its id is all that can be told: the script ends it as bad_record, but for a later release's.
             how, worker, apis, parent = "bad", "", [], parent_of(rid) or ""
+            cause = "bad_record"
         reply = await line.run(
             scripts.end(
                 rid,
@@ -74,8 +78,9 @@ async def end_one(
             )
         )
         if reply[0] == b"OK":
-            to = ReqStatus.CANCELLED if how == "cancel" else ReqStatus.ERROR
-            moved(rid, RECORD_STATES[reply[1].decode()], to, code or how)
+            is_cancelled = how == "cancel" or cause == "client_gone"
+            to = ReqStatus.CANCELLED if is_cancelled else ReqStatus.ERROR
+            moved(rid, RECORD_STATES[reply[1].decode()], to, cause)
             for api in reply[3:]:
                 await line.run(scripts.notify(parent or rid, api.decode(), INLINE_MAX))
             return True

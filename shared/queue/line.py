@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import redis
@@ -42,24 +43,21 @@ BATCH_BYTES = 4 << 20
 class _Entry:
     """A call under way. Once it was sent it may have run, whatever comes of it."""
 
-    __slots__ = ("call", "deadline", "future", "times_sent", "was_refused")
+    __slots__ = ("call", "deadline", "future", "size", "times_sent", "was_refused")
 
     def __init__(self, call: Call | Command, deadline: float, future: asyncio.Future[Any]) -> None:
         self.call = call
         self.deadline = deadline
         self.future = future
+        # Near enough: the payloads among its arguments, in bytes.
+        args = call.args if isinstance(call, Call) else call
+        self.size = sum([len(arg) for arg in args if isinstance(arg, bytes)])
         self.times_sent = 0
         self.was_refused = False
 
     @property
     def is_patient(self) -> bool:
         return self.deadline == float("inf")
-
-    @property
-    def size(self) -> int:
-        """Near enough: the payloads among its arguments, in bytes."""
-        args = self.call.args if isinstance(self.call, Call) else self.call
-        return sum(len(arg) for arg in args if isinstance(arg, bytes))
 
 
 class _Sent:
@@ -113,13 +111,17 @@ class Line:
         self._turned_away: str | None = None
         self.is_up = False
 
-    async def run(self, call: Call | Command, *, patient: bool = False) -> Any:
-        """The reply. `patient` waits for as long as it takes; else BrokerUnavailable after the budget."""
-        return await self.send(call, patient=patient)
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """Kept, since each look for it is a system call (getpid)."""
+        return asyncio.get_running_loop()
 
-    def send(self, call: Call | Command, *, patient: bool = False) -> asyncio.Future[Any]:
-        """As `run`, for who must not lose the reply when cancelled: shield it."""
-        loop = asyncio.get_running_loop()
+    def run(self, call: Call | Command, *, patient: bool = False) -> asyncio.Future[Any]:
+        """The reply. `patient` waits for as long as it takes; else BrokerUnavailable after the budget.
+
+        It is under way from here on; who must not lose the reply when cancelled shields it.
+        """
+        loop = self._loop
         deadline = float("inf") if patient else loop.time() + self._budget_s
         future = loop.create_future()
         if self._is_closed:
@@ -159,7 +161,7 @@ class Line:
         self._is_flush_due = False
         if self._is_closed:
             return
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         if self._check_due is None and (self._waiting or self._sent):
             self._check_due = loop.call_later(CHECK_S, self._check)
         if self._wire is None:
@@ -178,7 +180,7 @@ class Line:
         self._flush()
 
     def _send(self, entries: Sequence[_Entry], wire: Wire) -> None:
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         if len(entries) == 1:
             self._put([_Sent(entries, now)], wire)
             return
@@ -263,7 +265,7 @@ class Line:
             self._refused.append(entry)
             if self._again_due is None:
                 delay_s = self._waits.next_s(error)
-                self._again_due = asyncio.get_running_loop().call_later(delay_s, self._again)
+                self._again_due = self._loop.call_later(delay_s, self._again)
         else:
             if is_waited_for(error):
                 self._waits.tell(error)
@@ -290,7 +292,7 @@ class Line:
         A wire on which bytes move is not, however long its oldest call takes.
         """
         self._check_due = None
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         for entry in (*self._unanswered(), *self._waiting):
             if entry.deadline <= now and not entry.future.done():
                 self.is_up = False
@@ -303,7 +305,7 @@ class Line:
                 self._on_lost(TimeoutError(f"not a byte for {still_s:.1f} s"))
         self._waiting = deque(entry for entry in self._waiting if not entry.future.done())
         if self._sent or self._waiting:
-            self._check_due = asyncio.get_running_loop().call_later(CHECK_S, self._check)
+            self._check_due = self._loop.call_later(CHECK_S, self._check)
 
     def _unavailable(self) -> BrokerUnavailable:
         if self._turned_away is not None:
@@ -322,7 +324,7 @@ class Line:
         self._sent.clear()
         if self._waiting and self._opening is None:
             opening = self._open(self._backoff.next_s(error))
-            self._opening = asyncio.get_running_loop().create_task(opening, name="broker-connect")
+            self._opening = self._loop.create_task(opening, name="broker-connect")
 
     async def _open(self, delay_s: float) -> None:
         """Until there is a wire, or nobody waits for one any more."""

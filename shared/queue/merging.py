@@ -8,30 +8,11 @@ own, an error in one is no error of the others, and all are as safe to run twice
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 
-from shared.queue.scripts import Arg, Call, Script
+from shared.queue.scripts import Arg, Call
 
-MERGED = frozenset({"submit", "finish"})
 MOST = 8  # runs in one command: the server does nothing else meanwhile
 MOST_BYTES = 256 << 10
-
-# Before it stands the script's own text, as the body of a function of its own keys and arguments.
-_RUN_ALL = """
-local replies, k, a = {}, N_FIXED, 3
-for i = 1, tonumber(ARGV[2]) do
-  local n_keys, n_args = tonumber(ARGV[a]), tonumber(ARGV[a + 1])
-  local keys, args = {}, {ARGV[1]}
-  for j = 1, n_keys do keys[j] = KEYS[k + j] end
-  for j = 1, n_args do args[j + 1] = ARGV[a + 1 + j] end
-  k, a = k + n_keys, a + 2 + n_args
-  local ok, reply = pcall(one, keys, args)
-  -- What a failed command throws is a table or a string, by the server's release.
-  if not ok then reply = {err = type(reply) == 'table' and reply.err or tostring(reply)} end
-  replies[i] = reply
-end
-return replies
-"""
 
 
 def runs(calls: Iterable[object]) -> Iterator[list[int]]:
@@ -46,7 +27,7 @@ def runs(calls: Iterable[object]) -> Iterator[list[int]]:
             yield run
             run, size = [], 0
         if not run:
-            first = call if isinstance(call, Call) and call.script.name in MERGED else None
+            first = call if isinstance(call, Call) and call.script.several is not None else None
         run.append(place)
         size += more
     if run:
@@ -55,7 +36,8 @@ def runs(calls: Iterable[object]) -> Iterator[list[int]]:
 
 def merged(calls: Sequence[Call]) -> Call:
     """One call whose reply is the list of theirs, errors among them."""
-    script = many(calls[0].script)
+    script = calls[0].script.several
+    assert script is not None
     n_fixed = len(script.fixed)
     keys = list(calls[0].keys[:n_fixed])
     args: list[Arg] = [calls[0].args[0], len(calls)]
@@ -63,17 +45,6 @@ def merged(calls: Sequence[Call]) -> Call:
         keys += call.keys[n_fixed:]
         args += (len(call.keys) - n_fixed, len(call.args) - 1, *call.args[1:])
     return Call(script, tuple(keys), tuple(args))
-
-
-@cache
-def many(script: Script) -> Script:
-    """The script that runs another any number of times. Each run counts its own keys from 1."""
-    n_fixed = len(script.fixed)
-    head = script.head.replace(f"local NK = {n_fixed}", "local NK = 0", 1)
-    body = script.source.removeprefix(script.head)
-    loop = _RUN_ALL.replace("N_FIXED", str(n_fixed))
-    text = f"local function one(KEYS, ARGV)\n{body}\nend\n{loop}"
-    return Script.of(f"{script.name}, several", script.fixed, head, text)
 
 
 def _are_alike(first: Call, call: object) -> bool:

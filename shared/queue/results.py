@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from redis.exceptions import ResponseError
@@ -18,6 +18,7 @@ from shared.queue.streams import Streams
 from shared.queue.transitions import moved
 from shared.queue.waiters import Answer, Waiter, Waiters
 from shared.queue.wire import Command
+from shared.request import Outcome
 from shared.status import ReqStatus
 
 log = logging.getLogger(__name__)
@@ -87,21 +88,24 @@ class Results:
                 reply = await self._reader.run(command, READ_BLOCK_S)
                 for stream, entry_id, flat in _entries(reply):
                     self._last_ids[stream] = entry_id
-                    self._on_notice(flat)
+                    for fields in notices(flat):
+                        self._on_notice(fields)
+                if reply:
+                    # Who was answered goes first. What ends meanwhile is kept, and fewer reads bring it.
+                    await asyncio.sleep(0)
             except Exception:
                 log.exception("reading results failed; it goes on")
                 await asyncio.sleep(READ_BLOCK_S)
 
-    def _on_notice(self, flat: list[bytes]) -> None:
-        fields = {flat[i]: flat[i + 1] for i in range(0, len(flat), 2)}
-        rid = fields.get(b"i", b"").decode()
+    def _on_notice(self, fields: Mapping[bytes, bytes]) -> None:
+        rid = fields[b"i"].decode(errors="replace")
         if rid not in self._waiters:
             return
         if b"c" in fields:
             self.streams.on_chunk(rid, fields)
             return
         try:
-            outcome = codec.decode_outcome(fields[b"r"])
+            outcome = codec.decode_outcome(fields.get(b"r", b""))
             body = codec.decode_body(fields[b"b"]) if b"b" in fields else None
         except CodecError as error:
             log.error("an unreadable notice for %s: %s", rid, error)
@@ -125,8 +129,9 @@ class Results:
             self._deliver(answer)
 
     def _deliver(self, answer: Answer) -> None:
-        if answer.outcome.code == "client_gone" and answer.id in self._waiters:
-            # Somebody is there, and was not heard of for too long: this process stood still, or was cut off.
+        waiter = self._waiters.get(answer.id)
+        if waiter is not None and waiter.resubmit is not None and _was_abandoned(answer.outcome):
+            # It came in here, and nobody heard of this process for too long: it stood still, or was cut off.
             message = (
                 "this front door was away for too long and the request was given up; send it again"
             )
@@ -206,10 +211,29 @@ class Results:
         self._waiters.fail(rid, BrokerLost(message, retry_after_s=1))
 
 
+def _was_abandoned(outcome: Outcome) -> bool:
+    """By all front doors that waited for it; a client that left by itself has the same code and no such event."""
+    why = ("dead", "client_gone")
+    return outcome.code == why[1] and any((e.kind, e.detail) == why for e in outcome.events)
+
+
 def _answer(rid: str, outcome: bytes | None, body: bytes | None) -> Answer | None:
     if outcome is None:
         return None
     return Answer(rid, codec.decode_outcome(outcome), codec.decode_body(body) if body else None)
+
+
+def notices(flat: list[bytes]) -> Iterator[dict[bytes, bytes]]:
+    """Of one entry, which holds all that one command had to tell. Each begins with its id; a hello has none."""
+    fields: dict[bytes, bytes] = {}
+    for name, value in zip(flat[::2], flat[1::2], strict=True):
+        if name == b"i":
+            if b"i" in fields:
+                yield fields
+            fields = {}
+        fields[name] = value
+    if b"i" in fields:
+        yield fields
 
 
 def _entries(reply: Any) -> Iterable[tuple[str, str, list[bytes]]]:

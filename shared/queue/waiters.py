@@ -34,11 +34,11 @@ class Waiter:
 
     __slots__ = ("checked_at", "future", "is_submitted", "readers", "resubmit", "waiting")
 
-    def __init__(self, resubmit: Call | None, now: float) -> None:
-        self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    def __init__(self, resubmit: Call | None, loop: asyncio.AbstractEventLoop) -> None:
+        self.future: asyncio.Future[Answer] = loop.create_future()
         self.readers = 0
         self.resubmit = resubmit
-        self.checked_at = now
+        self.checked_at = loop.time()
         self.is_submitted = False
         self.waiting: set[asyncio.Future[Answer]] = set()
 
@@ -50,7 +50,7 @@ class Waiter:
         """
         if self.future.done():
             return self.future.result()
-        loop = asyncio.get_running_loop()
+        loop = self.future.get_loop()
         own: asyncio.Future[Answer] = loop.create_future()
         self.waiting.add(own)
         limit = loop.call_later(timeout_s, _time_out, own)
@@ -112,7 +112,7 @@ class Waiters:
     def add(self, rid: str, resubmit: Call | None = None) -> Waiter:
         waiter = self._by_id.get(rid)
         if waiter is None:
-            waiter = Waiter(resubmit, asyncio.get_running_loop().time())
+            waiter = Waiter(resubmit, asyncio.get_running_loop())
             self._by_id[rid] = waiter
             if self._over is not None:
                 self.fail(rid, self._over)

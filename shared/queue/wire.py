@@ -142,6 +142,7 @@ class Wire(asyncio.Protocol):
     """`on_reply` gets each reply, a ResponseError among them; `on_lost` is called once, unless closed first."""
 
     def __init__(self, on_reply: Callable[[Any], None], on_lost: Callable[[Exception], None]):
+        self._loop = asyncio.get_running_loop()
         self._on_reply = on_reply
         self._on_lost = on_lost
         self._replies: Any = hiredis.Reader(
@@ -195,7 +196,7 @@ class Wire(asyncio.Protocol):
         """The loop's time when a byte last moved, in or out. Asked for often, it is exact to that."""
         unsent = self._transport.get_write_buffer_size()
         if unsent < self._unsent:
-            self._moved_at = asyncio.get_running_loop().time()
+            self._moved_at = self._loop.time()
         self._unsent = unsent
         return self._moved_at
 
@@ -210,7 +211,7 @@ class Wire(asyncio.Protocol):
     # --- called by the transport
 
     def data_received(self, data: bytes) -> None:
-        self._moved_at = asyncio.get_running_loop().time()
+        self._moved_at = self._loop.time()
         self._replies.feed(data)
         try:
             while (reply := self._replies.gets()) is not False and self._opened is not None:

@@ -106,7 +106,7 @@ async def test_a_stored_system_prompt_is_taken_back(
         assert (await front.client.get("/system_prompt")).json() == {"system_prompt": default}
 
         def has_heard() -> bool:
-            return other.services.prompts.version == 3
+            return other.services.prompts.version == 2
 
         await eventually(has_heard, within_s=2)
         await other.client.post("/predict", json={"prompt": "x"})

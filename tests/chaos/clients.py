@@ -19,6 +19,7 @@ from tests.chaos.prompts import Prompt
 from tests.chaos.stack import TENANTS
 
 LONG_CHARS = 40_000
+LONG_LIST = 200
 # Some polls are held for longer than a front door takes to find out that the broker has forgotten.
 WAIT_S, PATIENCE = (2, 2, 2, 10), 4
 PAUSE_S = (0.0, 1.2)
@@ -155,6 +156,10 @@ class Client:
         if rid is not None:
             await self._follow(rid)
 
+    async def submit_long_list(self, door: int) -> None:
+        """In so many pieces that the door may be caught between two of them."""
+        await self._submit(*(Prompt(self._text(), 1) for _ in range(LONG_LIST)), door=door)
+
     async def put_at_two_doors(self) -> None:
         """At once, so that one of them comes second: one id, one run."""
         name, prompt = self._name(), self._prompt()
@@ -240,9 +245,10 @@ class Client:
             await self._asker.drop(self._door(), rid, self._tenant)
 
     async def short_deadline(self) -> None:
-        limit = self._rng.choice(("timeout_s", "queue_timeout_s"))
+        name = self._rng.choice(("timeout_s", "queue_timeout_s"))
         prompt = Prompt(self._text(), 40, ignore_eos=True)
-        rid = await self._submit(prompt, may_expire=True, **{limit: self._rng.uniform(0.05, 1.0)})
+        limit: dict[str, Any] = {name: self._rng.uniform(0.05, 1.0)}
+        rid = await self._submit(prompt, may_expire=True, **limit)
         if rid is not None:
             await self._follow(rid)
 
@@ -264,10 +270,14 @@ class Client:
     # --- what they are made of
 
     async def _submit(
-        self, *prompts: Prompt, may_expire: bool = False, **fields: Any
+        self,
+        *prompts: Prompt,
+        door: int | None = None,
+        may_expire: bool = False,
+        **fields: Any,
     ) -> str | None:
         reply = await self._asker.call(
-            self._door(),
+            self._door() if door is None else door,
             "submit",
             "POST",
             "/requests",

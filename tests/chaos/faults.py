@@ -7,13 +7,16 @@ be told. All others overlap, and each kind strikes at least once, however short 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+import re
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from redis.exceptions import RedisError
 
+from shared.queue.scripts import load
 from tests.chaos.history import History, Strike, Wipe
 from tests.chaos.oracle import RECONCILED_S
 from tests.chaos.parts import Part
@@ -24,18 +27,27 @@ GAP_S = (0.1, 0.8)
 AT_ONCE = 3
 CALM_S = 1.0  # around a phase
 FULL_LIMIT_S = 4.0
-MIDWAY_S = 1.0  # after 1.2 s without a reply a process takes a connection for dead, and tries again
+# After 1.2 s without a reply a process takes a connection for dead, and tries again on another.
+MIDWAY_S, MIDWAY_TRIES = 1.0, 4
 # Of the broker: so short that no lease of 2 s ends, or so long that the queue clock leaves it out and gives a grace.
 SHORT_STOP_S, LONG_STOP_S = (0.2, 0.9), (6.5, 8.0)
 
 Kind = Callable[[], Coroutine[Any, Any, None]]
+# Brings a long list to the front door of this number.
+LongList = Callable[[int], Coroutine[Any, Any, None]]
 
 
 class Faults:
     def __init__(
-        self, stack: Stack, history: History, rng: random.Random, now: Callable[[], float]
+        self,
+        stack: Stack,
+        history: History,
+        rng: random.Random,
+        now: Callable[[], float],
+        long_list: LongList,
     ) -> None:
         self._stack = stack
+        self._long_list = long_list
         self._history = history
         self._rng = rng
         self._now = now
@@ -140,15 +152,51 @@ class Faults:
         self._end_door("drain_door", signal.SIGTERM)
 
     async def kill_midway(self) -> None:
-        """A front door that hears nothing of what it began, and is killed: its lists are half there.
+        """A front door that is bringing a long list: once the list is there, and items of it are not yet.
 
-        Not before the flush, which would take them along.
+        Not before the flush, which would take the list along.
         """
-        door = self._stack.doors[-1]
-        may_strike = bool(self._history.wipes) and self._may_end_door("kill_midway")
-        if may_strike and self._stack.proxies[door.name].swallow():
-            await asyncio.sleep(MIDWAY_S)
-            self._signal("kill_midway", door, signal.SIGKILL)
+        door, number = self._stack.doors[-1], len(self._stack.doors) - 1
+        if not (self._history.wipes and self._may_end_door("kill_midway") and door.is_running):
+            return
+        proxy = self._stack.proxies[door.name]
+        asking = asyncio.create_task(self._long_list(number))
+        try:
+            half_there = await self._until_midway(proxy, asking)
+            if half_there is not None:
+                self._signal("kill_midway", door, signal.SIGKILL, half_there)
+        finally:
+            proxy.resume()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    async def _until_midway(self, proxy: Proxy, asking: asyncio.Task[None]) -> str | None:
+        """Holds back what the door says after it has made room for a list, or brought some of its items. Returns the
+        list, None where it was not to be caught: another fault has the door or the broker.
+        """
+        script = load(self._rng.choice(("reserve", "submit_many")))
+        for _ in range(MIDWAY_TRIES):
+            passed = proxy.stall_at(script.sha.encode())
+            either: set[asyncio.Future[Any]] = {passed, asking}
+            await asyncio.wait(either, timeout=MIDWAY_S, return_when=asyncio.FIRST_COMPLETED)
+            if not passed.done():
+                passed.cancel()
+                return None
+            named = re.search(rb"}:grp:(\S+)", passed.result())
+            try:
+                if named and await self._is_half_there(parent := named[1].decode()):
+                    return f"{parent} after {script.name}"
+            except (RedisError, OSError):
+                return None
+            proxy.resume()
+        return None
+
+    async def _is_half_there(self, parent: str) -> bool:
+        """The broker may be just about to do what it was told; a list that is short is there whole by then."""
+        for _ in range(10):
+            await asyncio.sleep(0.02)
+            if await self._stack.store.is_half_there(parent):
+                return True
+        return False
 
     async def stop_door(self) -> None:
         """Not one that is leaving: what is stopped for its whole grace cannot tell its callers any more."""
@@ -166,9 +214,9 @@ class Faults:
         seconds = self._rng.uniform(*(LONG_STOP_S if is_long else SHORT_STOP_S))
         await self._pause("stop_broker", self._stack.broker, seconds)
 
-    def _signal(self, kind: str, part: Part, number: signal.Signals) -> None:
+    def _signal(self, kind: str, part: Part, number: signal.Signals, detail: str = "") -> None:
         if part.send(number):
-            self._struck(kind, part.name)
+            self._struck(kind, part.name, detail=detail)
 
     def _end_door(self, kind: str, number: signal.Signals) -> None:
         if self._may_end_door(kind):
@@ -213,8 +261,10 @@ class Faults:
 
     async def _flush_all(self) -> None:
         began = self._now()
+        # It counts from its beginning on: clients may be told of it before its own reply is here.
+        self._history.wipes.append(Wipe(began, math.inf))
         await self._stack.store.flush_all()
-        self._history.wipes.append(Wipe(began, self._now()))
+        self._history.wipes[-1] = Wipe(began, self._now())
         self._history.strike(Strike(began, "flush_all", "broker"))
 
     async def _fill_memory(self) -> None:

@@ -1,4 +1,5 @@
 """A socket in front of the broker that can fail as networks do: cut, cut after some bytes, stall, swallow replies.
+It may stall at a command, too, so that a process is caught in the middle of what it does.
 
 Knows no protocol: what is cut is cut anywhere, in the middle of a command or of a reply.
 """
@@ -46,6 +47,8 @@ class Proxy:
         self._links: dict[Link, None] = {}
         self._flows = asyncio.Event()
         self._flows.set()
+        self._mark = b""
+        self._marked: asyncio.Future[bytes] | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -87,8 +90,23 @@ class Proxy:
         self._flows.clear()
         return len(self._links)
 
+    def stall_at(self, mark: bytes) -> asyncio.Future[bytes]:
+        """As `stall`, once commands that hold these bytes have passed; what passed, from there on. Whoever waits no
+        longer cancels it.
+        """
+        self._mark, self._marked = mark, asyncio.get_running_loop().create_future()
+        return self._marked
+
     def resume(self) -> None:
         self._flows.set()
+
+    def _look_for_mark(self, commands: bytes) -> None:
+        if self._marked is None or self._marked.done():
+            return
+        at = commands.find(self._mark)
+        if at >= 0:
+            self.stall()
+            self._marked.set_result(commands[at:])
 
     # --- carrying
 
@@ -136,6 +154,8 @@ class Proxy:
             passed, is_over = link.take(data, is_reply=is_reply)
             if passed:
                 writer.write(passed)
+                if not is_reply:
+                    self._look_for_mark(passed)
                 await writer.drain()
             if is_over:
                 return

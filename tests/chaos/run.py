@@ -78,7 +78,9 @@ class Run:
     async def _load(self, service: Stack, asker: Asker) -> None:
         """Clients and faults at once, then what they leave behind comes to its end."""
         rngs = [self._rng(f"client {number}") for number in range(CLIENTS)]
-        faults = Faults(service, self._history, self._rng("faults"), self.now)
+        lister = Client(CLIENTS, asker, self._history, self._rng("long lists"), self._has_ended)
+        rng = self._rng("faults")
+        faults = Faults(service, self._history, rng, self.now, lister.submit_long_list)
         async with asyncio.TaskGroup() as group:
             clients = [
                 group.create_task(Client(i, asker, self._history, rng, self._has_ended).run())

@@ -64,6 +64,14 @@ class Store:
         """Lists that are half there."""
         return sum([await self._client.zcard(key) for key in self._keys("resv")])
 
+    async def is_half_there(self, parent: str) -> bool:
+        """Whether room is kept for items of this list that have not come."""
+        for prefix in self._prefixes:
+            n, submitted = await self._client.hmget(f"{prefix}grp:{parent}", "n", "submitted")
+            if n is not None:
+                return int(submitted) < int(n)
+        return False
+
     async def left(self) -> dict[str, tuple[str, ...]]:
         """Ids that unfinished work still names, and by which keys; and room in the queue that nobody gave back."""
         found: dict[str, list[str]] = {}

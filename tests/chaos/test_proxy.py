@@ -73,6 +73,20 @@ async def test_nothing_passes_while_it_stalls_and_all_of_it_after(
     assert await asked
 
 
+async def test_it_stalls_at_a_command_which_the_broker_still_does(
+    proxy: Proxy, client: aioredis.Redis, queue_name: str
+) -> None:
+    marked = proxy.stall_at(queue_name.encode())
+    assert await client.ping()
+    asked = asyncio.ensure_future(client.incr(queue_name))
+    assert queue_name.encode() in await marked
+    await asyncio.sleep(0.1)
+    assert not asked.done()
+    proxy.resume()
+    assert await asked == 1
+    assert await client.incr(queue_name) == 2
+
+
 async def test_a_broker_that_is_away_is_a_lost_connection(tmp_path: Path) -> None:
     proxy = Proxy(tmp_path / "p.sock", tmp_path / "nobody.sock")
     await proxy.start()

@@ -17,7 +17,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 REQUESTS = 28
 NEW_TOKENS = 48
-GONE_LIMIT_S = 2.0
+# A killed engine is gone once the machine has its memory back, which under load takes seconds; one that nobody ends
+# stays.
+GONE_LIMIT_S = 30.0
 # A lease, the look for it, then the rest of the work on the one worker that is left.
 FINISH_LIMIT_S = 150.0
 
@@ -55,7 +57,7 @@ def test_a_killed_worker_costs_no_request_and_leaves_no_engine(
     assert family.has_engine(), "the engine is a process of its own below the worker"
     os.kill(second.pid, signal.SIGKILL)
     wait_until("nothing of the worker is left", family.is_gone, GONE_LIMIT_S)
-    assert second.group_size() == 0
+    wait_until("nor of its group", lambda: second.group_size() == 0, GONE_LIMIT_S)
 
     answers = door.finals(rids, FINISH_LIMIT_S)
     assert {answer["status"] for answer in answers} == {"finished"}

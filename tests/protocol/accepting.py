@@ -147,12 +147,10 @@ class Accepting(Chaining, Letters, Presence):
         return ahead + (own.index(rid) if rid in own else 0)
 
     def accept(self, rid: str, payload: bytes, meta: Sequence[Any], parent: str) -> None:
-        """The entry, the record and its places; the tag is where its tenant's virtual time stands."""
+        """The entry, the record and its places."""
         lane, tenant, tokens, timeout_ms, queue_ms, api, delivery, digest = meta[:8]
         before, webhook, traceparent, not_before_ms, weight, held = meta[8:14]
-        state, now, own = self.state, self.now, f"f{lane}:{tenant}"
-        tag = max(state.tags.get(f"v{lane}", 0.0), state.tags.get(own, 0.0))
-        state.tags[own] = tag + tokens / weight
+        state, now = self.state, self.now
         state.entries[rid] = payload
         record = Record(
             v=1,
@@ -179,9 +177,10 @@ class Accepting(Chaining, Letters, Presence):
             events=[Event(self.at_ms, "submitted", "")],
             traceparent=traceparent,
             claimed_ms=0,
-            tag=tag,
+            tag=-1,
             held=held,
             not_before_ms=now + not_before_ms if not_before_ms > 0 else 0,
+            weight=weight,
         )
         self.put("when", rid, self.due_at(record))
         if any(x in state.outcomes and state.outcomes[x].state != "F" for x in before):
@@ -192,8 +191,9 @@ class Accepting(Chaining, Letters, Presence):
         for x in awaited:
             state.deps.setdefault(x, []).append(rid)
         for x in before:
-            if x in state.bodies:
-                self.lives[f"body:{x}"] = max(self.lives.get(f"body:{x}", 0), timeout_ms)
+            for key, kept in ((f"res:{x}", state.outcomes), (f"body:{x}", state.bodies)):
+                if x in kept:
+                    self.lives[key] = max(self.lives.get(key, 0), timeout_ms)
         if awaited:
             self.save(rid, record, "waits", str(len(awaited)), depends_on=awaited)
         else:

@@ -12,13 +12,21 @@ DEPENDENTS_MAX = 64
 
 class Chaining(Clocked):
     def make_ready(self, rid: str, record: Record, kind: str = "", detail: str = "") -> None:
-        """Into its lane, at the tag that it was given when it came; before its time it is for later."""
+        """Into its lane, where its tenant's virtual time stands when it first gets there; or for later."""
         is_early = record.not_before_ms > self.now
-        record = self.save(rid, record, kind, detail, state="L" if is_early else "Q")
         if is_early:
+            self.save(rid, record, kind, detail, state="L")
             self.put("later", rid, record.not_before_ms)
-        else:
-            self.put(f"ready:{record.lane}", rid, record.tag)
+            return
+        tag = record.tag if record.tag >= 0 else self.next_tag(record)
+        self.save(rid, record, kind, detail, state="Q", tag=tag)
+        self.put(f"ready:{record.lane}", rid, tag)
+
+    def next_tag(self, record: Record) -> float:
+        tags, own = self.state.tags, f"f{record.lane}:{record.tenant}"
+        tag = max(tags.get(f"v{record.lane}", 0.0), tags.get(own, 0.0))
+        tags[own] = tag + record.cost_tokens / record.weight
+        return tag
 
     def release_dependents(self, before: str, is_finished: bool) -> int:
         """Replies for how many ms the answer of `before` is still needed."""

@@ -62,8 +62,9 @@ class Ending(Chaining, Letters):
             outcome = self.state.outcomes.get(rid)
             if outcome is None:
                 return ["GONE"]
-            is_own = outcome.token == token and outcome.state in ("F", "E")
-            return ["ALREADY" if is_own else "LOST"]
+            is_own = (outcome.worker, outcome.token) == (wid, token) and outcome.state in ("F", "E")
+            # What was ended from outside has no report.
+            return ["ALREADY" if is_own and outcome.report_json else "LOST"]
         if record.worker != wid or record.token != token or record.state == "K":
             return ["LOST"]
         was = record.state
@@ -165,11 +166,11 @@ class Ending(Chaining, Letters):
             self.take_out(["resv"], parent)
         return ["OK", start + count, n, *missed]
 
-    def settle(self, rid: str, token: str, report: str, output_tokens: int) -> list[str]:
+    def settle(self, rid: str, wid: str, token: str, report: str, output_tokens: int) -> list[str]:
         outcome = self.state.outcomes.get(rid)
         if outcome is None:
             return ["GONE"]
-        if outcome.token != token:
+        if (outcome.worker, outcome.token) != (wid, token):
             return ["LOST"]
         if outcome.report_json:
             return ["ALREADY"]
@@ -202,13 +203,13 @@ class Ending(Chaining, Letters):
             events=record.events,
             grants=record.grants,
         )
-        lives[f"res:{rid}"] = end.ttl_ms
         if rid in kept.parts:
             lives[f"part:{rid}"] = end.body_ttl_ms
         needed_ms = self.release_dependents(rid, end.state == "F")
         if end.body is not None:
             kept.bodies[rid] = end.body
             lives[f"body:{rid}"] = max(end.body_ttl_ms, needed_ms)
+        lives[f"res:{rid}"] = max(end.ttl_ms, needed_ms)
         self.leave_predecessors(rid, record)
         self.take_out((*PLACES.get(record.state, ()), "when"), rid)
         del kept.live[rid]

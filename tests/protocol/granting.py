@@ -115,7 +115,7 @@ class Granting(Presence):
         orphans = []
         for rid in taken if seq <= seq_seen else []:
             record = self.state.live.get(rid)
-            if rid in held or not record or not is_held(record, wid):
+            if not record or not is_held(record, wid) or held.get(rid, ("",))[0] == record.token:
                 continue
             is_old = record.claimed_ms < self.now - ORPHAN_AFTER_MS
             if is_old and record.token.startswith(f"{seq}-"):

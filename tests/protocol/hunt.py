@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +28,55 @@ class Kill(msgspec.Struct, frozen=True):
     n_calls: int
 
 
-def kill(client: Any, mutant: Mutant, seed: int) -> Kill | None:
-    """Runs one seed against a mutant until something is wrong."""
+def kill(client: Any, mutant: Mutant, seed: int, *, is_compared: bool = True) -> Kill | None:
+    """Runs one seed against a mutant until something is wrong; `is_compared` False leaves the model out."""
     shard = Shard(client, f"hunt-{seed}")
     shard.advance(1)
     try:
-        schedule = Schedule(shard, seed, FOCUS[mutant.script], scripts=mutant.scripts())
+        schedule = Schedule(
+            shard, seed, FOCUS[mutant.script], scripts=mutant.scripts(), is_compared=is_compared
+        )
         try:
             schedule.run()
-        except (AssertionError, redis.ResponseError) as error:
+        except (AssertionError, redis.ResponseError, msgspec.DecodeError) as error:
             return Kill(seed, _check_of(error), schedule.ops.n_calls)
         return None
     finally:
         client.unlink(*client.keys(f"{shard.keys.prefix}*"))
 
 
+def control(client: Any, script: str, seed: int, n_calls: int) -> None:
+    """The same schedule with the scripts as they are, as far as a mutant of `script` got. Raises what it shows."""
+    shard = Shard(client, f"control-{seed}")
+    shard.advance(1)
+    try:
+        schedule = Schedule(shard, seed, FOCUS[script])
+        schedule.run(n_calls=n_calls)
+    finally:
+        client.unlink(*client.keys(f"{shard.keys.prefix}*"))
+
+
 def hunt(client: Any, mutant: Mutant, first: int = 0) -> Kill | None:
     """The first seed that shows it, `first` tried before the others."""
-    seeds = (first, *(seed for seed in range(SEEDS) if seed != first))
-    return next((found for seed in seeds if (found := kill(client, mutant, seed))), None)
+    return next((found for seed in _seeds(first) if (found := kill(client, mutant, seed))), None)
 
 
-def known_seeds() -> dict[str, int]:
-    return {name: seed for name, (seed, _) in json.loads(KILLS.read_text("utf-8")).items()}
+def hunt_alone(client: Any, mutant: Mutant, first: int = 0) -> Kill | None:
+    """The first seed at which `mutant.alone` finds it by itself."""
+    kills = (kill(client, mutant, seed, is_compared=False) for seed in _seeds(first))
+    return next((found for found in kills if found and found.check == mutant.alone), None)
+
+
+def _seeds(first: int) -> Iterator[int]:
+    yield first
+    yield from (seed for seed in range(SEEDS) if seed != first)
+
+
+def known_seeds(*, alone: bool = False) -> dict[str, int]:
+    """By mutant; `alone`: of those that are found out without the model, the seed for that."""
+    rows = json.loads(KILLS.read_text("utf-8"))
+    place = 2 if alone else 0
+    return {name: row[place] for name, row in rows.items() if len(row) > place}
 
 
 def _check_of(error: Exception) -> str:
@@ -64,16 +91,25 @@ def _check_of(error: Exception) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.protocol.hunt", description=__doc__)
     parser.add_argument("--tries", type=int, default=8, help="seeds to choose the quickest of")
-    tries = parser.parse_args().tries
-    kills, alive = {}, []
+    parser.add_argument("--only", nargs="+", metavar="SCRIPT", help="the mutants of these alone")
+    options = parser.parse_args()
+    tries, only = options.tries, options.only or FOCUS
+    known = json.loads(KILLS.read_text("utf-8"))
+    kills: dict[str, list[Any]] = {}
+    alive: list[str] = []
     with client_of_own_server() as client:
         for mutant in MUTANTS:
+            if mutant.script not in only:
+                kills |= {name: known[name] for name in (str(mutant),) if name in known}
+                continue
             found = [k for seed in range(tries) if (k := kill(client, mutant, seed))]
             best = min(found, key=lambda k: k.n_calls) if found else hunt(client, mutant)
             if best is None:
                 alive.append(str(mutant))
             else:
                 kills[str(mutant)] = [best.seed, best.check]
+                if mutant.alone and (by_itself := hunt_alone(client, mutant)):
+                    kills[str(mutant)].append(by_itself.seed)
     KILLS.write_text(json.dumps(kills, indent=1, ensure_ascii=False) + "\n", "utf-8")
     print(f"mutants={len(MUTANTS)} killed={len(kills)}", *alive, sep="\n")
 

@@ -2,19 +2,17 @@
 
 `check_state` looks at one state: S2 never both live and ended, S3 one entry for each live request, S4 each in the one
 place of its state, S8 bounds, S10 nothing left when idle, S12 lists end with their last child. `check_again` is S7:
-twice is as once. `History` adds what one state cannot show: S1 nothing accepted is lost, S5 the fence, S6 one notice
-and outcomes that never change, S9 the order of grants, S11 the text of a stream.
+twice is as once. What one state cannot show is the part of `history.py`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
-from shared.request import Outcome, Record
+from shared.request import Record
 from tests.protocol.state import READY, State, size_of
 
 # What each verdict becomes when the same call is run again; one that is not here stays.
@@ -52,7 +50,8 @@ def check_state(state: State) -> None:
     if state.letters:
         n_bytes = sum(size_of(letter) for letter in state.letters)
         assert n_bytes == state.stat["dlq_bytes"], "S8 bytes of dead letters"
-    _check_room(state)
+    counted, room = {name: n for name, n in state.room.items() if n}, room_of(state)
+    assert counted == room, f"S4 room {counted} {room}"
     _check_lists(state)
     if not live:
         left = [name for name in PLACES if state.sets[name]]
@@ -89,8 +88,8 @@ def _check_dependents(state: State) -> None:
         assert 0 < len(after) <= DEPENDENTS_MAX, f"S8 dependents of {before}"
 
 
-def _check_room(state: State) -> None:
-    """Requests and tokens, in all and by tenant, are those of the live ones and of the children still to come."""
+def room_of(state: State) -> dict[str, int]:
+    """Requests and tokens, in all and by tenant: of the live ones and of the children still to come."""
     room: dict[str, int] = {}
     for record in state.live.values():
         _add_room(room, record.tenant, 1, record.cost_tokens)
@@ -98,8 +97,7 @@ def _check_room(state: State) -> None:
         if parent not in state.outcomes:
             missing = int(group["n"]) - int(group["submitted"])
             _add_room(room, group["tenant"], missing, int(group["tokens"]) if missing else 0)
-    counted = {name: n for name, n in state.room.items() if n}
-    assert counted == {name: n for name, n in room.items() if n}, f"S4 room {counted} {room}"
+    return {name: n for name, n in room.items() if n}
 
 
 def _add_room(room: dict[str, int], tenant: str, n: int, tokens: int) -> None:
@@ -141,114 +139,3 @@ def check_again(name: str, first: list[Any], second: list[Any], once: State, twi
     elif name in WORDY:
         expected, second = expected[:1], second[:1]
     assert second == expected, f"S7 {name} replied {first}, then {second}"
-
-
-class History:
-    """What has been seen of a shard since it was made; `note_…` say what a caller was told."""
-
-    def __init__(self, *, max_attempts: int = 3, max_crashes: int = 2) -> None:
-        self.max_attempts, self.max_crashes = max_attempts, max_crashes
-        self.accepted: set[str] = set()
-        self.ended: dict[str, Outcome] = {}
-        self.token: dict[str, str] = {}
-        self.tokens: set[tuple[str, str]] = set()
-        self.told: Counter[tuple[str, str]] = Counter()
-        self.notified: Counter[tuple[str, str]] = Counter()
-        self.last = State()
-
-    def note_accepted(self, rids: Iterable[str]) -> None:
-        self.accepted.update(rids)
-
-    def note_granted(self, rid: str, token: str) -> None:
-        assert rid not in self.ended, f"S5 {rid} was granted after its end"
-        assert (rid, token) not in self.tokens, f"S5 {rid} was granted under {token} before"
-        self.tokens.add((rid, token))
-        self.token[rid] = token
-
-    def note_taken(self, rid: str, token: str) -> None:
-        """A finish, a chunk or a nack was accepted."""
-        assert self.token.get(rid) == token, f"S5 {rid} took something from a former owner"
-
-    def note_notified(self, rid: str, api: str) -> None:
-        self.notified[rid, api] += 1
-
-    def note_text(self, rid: str, token: str, text: str) -> None:
-        """S11: of a finished request's text each reader has, or finds in the part, the whole."""
-        part = self.last.parts.get(rid, {})
-        kept = [(at - 1, data) for (_, at), (of, data) in sorted(part.items()) if of == token]
-        assert _joined(kept) == text, f"S11 the part of {rid} is not its text"
-        for api, entries in self.last.outs.items():
-            told = [
-                (int(entry.place.partition("/")[2]), entry.data)
-                for entry in entries
-                if entry.rid == rid and entry.token == token
-            ]
-            read = "".join(data for _, data in told)
-            whole = _joined(sorted([*told, *kept]))
-            assert whole == text, f"S11 {api} read {read!r} of {rid}, not {text!r}"
-
-    def note_order(self, before: State, granted: Sequence[str]) -> None:
-        """S9: what was left in a lane has no smaller tag, and of one tenant no earlier submit."""
-        after = self.last
-        # The queue clock may be a little ahead of its last tick: only what is surely in time counts as passed over.
-        surely_ms = int(after.flags.get("clk", 0)) + 10_000
-        for lane, name in enumerate(READY[:3]):
-            taken = [before.live[rid] for rid in granted if rid in before.sets[name]]
-            left = [after.live[rid] for rid in after.sets[name]]
-            left = [r for r in left if min(r.deadline_ms, r.queue_until_ms) > surely_ms]
-            if not taken or not left:
-                continue
-            first = min(record.tag for record in left)
-            assert max(record.tag for record in taken) <= first, f"S9 order in lane {lane}"
-            for one in taken:
-                for other in left:
-                    if one.tenant == other.tenant and _is_fresh(one) and _is_fresh(other):
-                        assert one.submitted_ms <= other.submitted_ms, (
-                            f"S9 {one.tenant} in lane {lane}"
-                        )
-
-    def check(self, state: State, missed: Iterable[str] = ()) -> None:
-        """After each call; `missed` are the front doors that it reported as not told."""
-        check_state(state)
-        lost = self.accepted - state.live.keys() - state.outcomes.keys() - state.groups.keys()
-        assert not lost, f"S1 lost: {lost}"
-        for rid, record in state.live.items():
-            assert record.attempts <= self.max_attempts, f"S8 attempts of {rid}"
-            assert record.crashes <= self.max_crashes + 1, f"S8 crashes of {rid}"
-        self._check_outcomes(state)
-        self._check_notices(state, set(missed))
-        self.last = state
-
-    def _check_outcomes(self, state: State) -> None:
-        for rid, first in self.ended.items():
-            now = state.outcomes[rid]
-            if now is not first and now != first:
-                is_settled = not first.report_json and replace(now, report_json="") == first
-                assert is_settled, f"S6 the outcome of {rid} changed"
-        self.ended = dict(state.outcomes)
-
-    def _check_notices(self, state: State, missed: set[str]) -> None:
-        told = Counter((e.rid, api) for api, es in state.outs.items() for e in es if e.outcome)
-        for key, n in told.items():
-            assert n - self.notified[key] <= 1, f"S6 {key} was told {n} times"
-        for rid in state.outcomes.keys() & self.last.live.keys():
-            record = self.last.live[rid]
-            if not record.parent:
-                for api in set(record.apis) - missed:
-                    assert api not in state.outs or told[rid, api], (
-                        f"S6 {rid} was not told to {api}"
-                    )
-
-
-def _joined(pieces: Iterable[tuple[int, str]]) -> str:
-    """The text of pieces (offset, data), of which some may overlap and some may be there twice."""
-    text = ""
-    for offset, data in pieces:
-        if offset <= len(text):
-            text += data[len(text) - offset :]
-    return text
-
-
-def _is_fresh(record: Record) -> bool:
-    """Queued from its submit on: neither tried before nor kept for later."""
-    return record.grants == 0 and record.not_before_ms == 0 and len(record.events) == 1

@@ -6,7 +6,7 @@ from shared.request import Outcome
 from tests.protocol.clocked import Clocked
 from tests.protocol.state import Letter, size_of
 
-OLDEST_A_CALL = 8
+OLDEST_A_CALL = 256
 
 
 class Letters(Clocked):
@@ -17,15 +17,23 @@ class Letters(Clocked):
         return ["OK"]
 
     def keep_letter(self, rid: str, payload: bytes, outcome: Outcome, max_bytes: int) -> None:
-        """The oldest go first, this one too where it is too large by itself."""
-        letters = self.state.letters
+        """The oldest make room for it; one that finds none is not kept."""
+        letters, letter = self.state.letters, Letter(rid, payload, outcome)
+        size = size_of(letter)
+        if size > max_bytes:
+            return
+        kept, must_go = self.count("dlq_bytes", 0), 0
+        while must_go < len(letters) and kept + size > max_bytes:
+            kept -= size_of(letters[must_go])
+            must_go += 1
+        if must_go > OLDEST_A_CALL:
+            return
+        for _ in range(must_go):
+            self.take_letter(0)
         if not letters:
             self.state.stat["dlq_bytes"] = 0
-        letters.append(Letter(rid, payload, outcome))
-        self.count("dlq_bytes", size_of(letters[-1]))
-        for _ in range(OLDEST_A_CALL):
-            if self.state.stat["dlq_bytes"] > max_bytes:
-                self.take_letter(0)
+        letters.append(letter)
+        self.count("dlq_bytes", size)
 
     def take_letter(self, index: int) -> None:
         self.count("dlq_bytes", -size_of(self.state.letters.pop(index)))

@@ -11,21 +11,24 @@ import hashlib
 
 import msgspec
 
-from shared.queue.scripts import NAMES, Script, load
+from shared.queue.scripts import NAMES, Script, load, with_places
 
 
 class Mutant(msgspec.Struct, frozen=True):
+    """`alone`: the number of what must hold that finds it out with the model left out."""
+
     script: str
     guard: str
     becomes: str
+    alone: str = ""
 
     def scripts(self) -> dict[str, Script]:
         """By name, without the guard. Raises where it is not in their source any more."""
         mutated = {}
         for name in NAMES if self.script == "*" else (self.script,):
-            source = load(name).source
-            assert source.count(self.guard) == 1, f"{name} has no such guard: {self.guard}"
-            mutated[name] = script_of(name, source.replace(self.guard, self.becomes))
+            source, guard = load(name).source, with_places(self.guard)
+            assert source.count(guard) == 1, f"{name} has no such guard: {self.guard}"
+            mutated[name] = script_of(name, source.replace(guard, with_places(self.becomes)))
         return mutated
 
     def __str__(self) -> str:
@@ -37,8 +40,8 @@ def script_of(name: str, source: str) -> Script:
     return msgspec.structs.replace(load(name), source=source, sha=sha)
 
 
-def _rows(script: str, *pairs: tuple[str, str]) -> list[Mutant]:
-    return [Mutant(script, guard, becomes) for guard, becomes in pairs]
+def _rows(script: str, *rows: tuple[str, str] | tuple[str, str, str]) -> list[Mutant]:
+    return [Mutant(script, *row) for row in rows]
 
 
 # Which operations of the schedule bring a script into the states that its guards are for.
@@ -50,7 +53,7 @@ FOCUS = {
     "submit_many": ("list", "bring", "cancel_list", "fill"),
     "claim": ("submit", "claim", "claim_again", "late_reply", "poison", "nack", "reap", "advance"),
     "beat": ("submit", "claim", "beat", "reap", "nack", "advance"),
-    "emit": ("submit", "claim", "emit", "nack", "reap", "advance", "fill"),
+    "emit": ("submit", "claim", "emit", "nack", "reap", "advance", "fill", "stream"),
     "nack": ("submit", "claim", "nack", "promote", "advance"),
     "reap": ("submit", "claim", "beat", "reap", "advance"),
     "promote": ("nack", "promote", "claim"),
@@ -69,7 +72,11 @@ FOCUS = {
     "end": ("submit", "cancel", "end_early", "chain", "nack", "claim"),
     "end_missing": ("list", "bring", "cancel_list", "sweep"),
     "settle": ("submit", "claim", "cancel", "settle", "finish", "nack"),
-    "attach": ("attach", "submit"),
+    "peek": ("submit", "peek", "claim", "nack", "finish", "list"),
+    "notify": ("submit", "claim", "finish", "notify"),
+    "drop": ("submit", "claim", "emit", "finish", "drop"),
+    "attach": ("attach", "submit", "list", "claim", "emit"),
+    "drop_letter": ("submit", "claim", "nack", "finish", "sweep", "drop_letter"),
     "requeue_letter": ("submit", "claim", "nack", "finish", "sweep", "requeue", "drop_letter"),
     "sweep": ("submit", "advance", "sweep"),
     "prune": ("claim", "beat", "finish", "prune", "advance", "list"),
@@ -98,11 +105,15 @@ MUTANTS = [
         ("if old[R_DG] ~= m[8] then return {'MISMATCH'} end", ""),
         ("if redis.call('EXISTS', KEYS[NK + 2]) == 1 then return {'MISMATCH'} end", ""),
         ("if refusal then return refusal end", ""),
+        ("redis.call('XADD', K_in, '*', 'i', rid, 'p', payload)", "'0-1'", "S3"),
+        ("'i', rid, 'p', payload)", "'i', rid, 'p', 'p')", "S3"),
         ("if full then return {'FULL', full, n_live} end", ""),
-        ("if caps[i] > 0 and sum > caps[i] then", "if caps[i] > 0 and sum > caps[i] + 1 then"),
-        ("local names = {'requests', 'tokens',", "local names = {'requests', 'requests',"),
-        ("math.max(tonumber(t[1]) or 0, tonumber(t[2]) or 0)", "(tonumber(t[1]) or 0)"),
-        ("real(tag + tokens / weight)", "real(tag + tokens)"),
+        ("all_n > caps[1] then", "all_n > caps[1] + 1 then"),
+        ("all_n > caps[1] then", "all_n > 2 * caps[1] then", "S8"),
+        ("return 'tenant_tokens', everyone.n", "return 'tokens', everyone.n"),
+        ("math.max(time_of(virtual), time_of(own))", "time_of(virtual)", "S9"),
+        ("math.max(time_of(virtual), time_of(own))", "time_of(own)"),
+        ("tag + tokens / weight)", "tag + tokens)", "S9"),
         ("if rec[R_TN] ~= tenant then return {'UNKNOWN', pred} end", ""),
         ("if #waiting_for(pred) >= DEPENDENTS_MAX then return {'CROWDED', pred} end", ""),
         ("outcome[13] ~= tenant", "false"),
@@ -111,7 +122,7 @@ MUTANTS = [
         ("if outcome[2] ~= 'F' then", "if false then"),
         ("if left_ms >= 0 and left_ms < timeout_ms then", "if false then"),
         ("if rec[R_NB] > now then", "if false then"),
-        ("ring(now)\n-- The first", "-- The first"),
+        ("ring()\n-- The first", "-- The first"),
     ),
     *_rows(
         "reserve",
@@ -126,9 +137,9 @@ MUTANTS = [
         "submit_many",
         ("#!lua\n", "#!lua flags=allow-oom\n"),
         ("if g[3] == '1' then return {'GONE'} end", ""),
-        ("if done >= start + count then return {'DUP', done} end", ""),
+        ("if done >= start + n then return {'DUP', done} end", ""),
         ("if done ~= start then return {'GAP', done} end", ""),
-        ("if start + count == tonumber(g[1]) then", "if false then"),
+        ("if start + n == tonumber(g[1]) then", "if false then"),
         (", 'tokens', left)", ")"),
     ),
     # What goes to workers
@@ -141,7 +152,7 @@ MUTANTS = [
         ("if is_paused then\n  redis", "if false then\n  redis"),
         ("if #payload > bytes_left and #taken > 1 then return false end", ""),
         ("if #payload > bytes_left and #taken > 1 then", "if #payload > bytes_left then"),
-        ("rec[R_DL] > now and rec[R_QT] > now", "rec[R_DL] > now"),
+        ("rec[R_DL] > now and rec[R_QT] > now", "rec[R_DL] > now", "S9"),
         ("rec[R_DL] > now and rec[R_QT] > now", "rec[R_QT] > now"),
         ("if is_abandoned(rec, now) then", "if false then"),
         ("abandoned_at(rec) <= now", "abandoned_at(rec) <= now + 9000"),
@@ -152,27 +163,31 @@ MUTANTS = [
         ("if #taken > 1 then reply[5] = 1 end", ""),
         ("if is_idle then take_suspects() end", "take_suspects()"),
         ("math.max(1, math.floor(slots / 4))", "slots"),
-        ("if not best or at < best_at then", "if not best then"),
-        ("if tag > v then", "if true then"),
+        ("if not best or at < best_at then", "if not best then", "S9"),
+        ("if tag > time_of(field) then", "if true then"),
         ("holder ~= wid and tonumber(till) > now", "false"),
         ("if suspects == 0 or is_idle then return suspects end", "if suspects == 0 then return 0 end"),
         ("(#taken > n or reply[5] == 1) and reply[4] > 0", "reply[4] > 0"),
-        ("int(rec[R_DL] + 2000)", "int(rec[R_DL])"),
+        ("rec[R_DL] + 2000, rid", "rec[R_DL], rid"),
     ),
     *_rows(
         "beat",
         ("rec[R_ST] ~= 'R' or ", ""),
-        ("rec[R_W] ~= wid or rec[R_TOK] ~= token", "rec[R_TOK] ~= token"),
-        ("rec[R_W] ~= wid or rec[R_TOK] ~= token", "rec[R_W] ~= wid"),
+        ("rec[R_W] ~= wid or rec[R_TOK] ~= token", "rec[R_TOK] ~= token", "S5"),
+        ("rec[R_W] ~= wid or rec[R_TOK] ~= token", "rec[R_W] ~= wid", "S5"),
         ("elseif is_abandoned(rec, now) then", "elseif false then"),
         ("and rec[R_ST0] == 0 then", "then"),
         ("if last[1] <= seq_seen then", "if true then"),
         ("and rec[R_CT] < now - 2000", ""),
+        ("held[rid] = token", "held[rid] = true"),
+        ("and held[last[i]] ~= rec[R_TOK] then", "and not held[last[i]] then"),
     ),
     *_rows(
         "emit",
         ("#!lua\n", "#!lua flags=allow-oom\n"),
-        ("rec[R_ST] ~= 'R' or ", ""),
+        ("rec[R_ST] ~= 'R' or ", "", "S5"),
+        ("local at = offset\n", "if #data < 9 then return true end\n  local at = offset\n", "S11"),
+        ("at, data = offset + length(data), ''", "data = ''", "S11"),
         ("rec[R_W] ~= wid or ", ""),
         (" or rec[R_TOK] ~= token", ""),
         ("'MINID', '=', oldest, ", ""),
@@ -185,9 +200,9 @@ MUTANTS = [
         ("rec[R_ST] ~= 'R' or ", ""),
         ("rec[R_W] ~= wid or ", ""),
         (" or rec[R_TOK] ~= token", ""),
-        ("rec[R_W], rec[R_TOK] = '', ''", ""),
+        ("rec[R_W], rec[R_TOK] = '', ''", "", "S5"),
         ("if rec[R_AT] >= max_attempts then", "if rec[R_AT] > max_attempts then"),
-        ("if rec[R_CR] > max_crashes then", "if rec[R_CR] > max_crashes + 1 then"),
+        ("if rec[R_CR] > max_crashes then", "if rec[R_CR] > max_crashes + 1 then", "S8"),
         ("rec[R_ST], rec[R_QT] = 'L', rec[R_DL]", "rec[R_ST] = 'L'"),
         ("delay_ms * 2 ^ (rec[R_AT] - 1), RETRY_MAX_MS", "delay_ms * 2 ^ (rec[R_AT] - 1), 1e9"),
     ),
@@ -200,33 +215,41 @@ MUTANTS = [
         ("rec[R_CR] = rec[R_CR] + 1", ""),
         ("int(rec[R_CR] * 1e13 + rec[R_T0])", "int(rec[R_T0])"),
         ("rec[R_ST], rec[R_QT] = 'Q', rec[R_DL]\n  add_event(rec, kind", "rec[R_ST] = 'Q'\n  add_event(rec, kind"),
-        ("redis.call('ZADD', K_when, int(rec[R_DL]), rid)", ""),
+        ("redis.call('ZADD', K_when, rec[R_DL], rid)", ""),
     ),
-    *_rows("promote", ("'-inf', int(now)", "'-inf', int(now + 5000)")),
+    *_rows(
+        "promote",
+        ("'-inf', int(now)", "'-inf', int(now + 5000)"),
+        ("if rec[R_TAG] < 0 then", "if false then"),
+        ("if rec[R_TAG] < 0 then", "if true then"),
+    ),
     # What ends
     *_rows(
         "finish",
-        ("o[6] == token and (o[2] == 'F' or o[2] == 'E')", "o[6] == token"),
-        ("o[6] == token and (o[2] == 'F' or o[2] == 'E')", "(o[2] == 'F' or o[2] == 'E')"),
+        ("(o[2] == 'F' or o[2] == 'E') and o[16] ~= ''", "true"),
+        ("and o[16] ~= ''", ""),
+        ("o[5] == wid and ", ""),
+        ("o[6] == token and ", ""),
         ("rec[R_W] ~= wid or ", ""),
         ("rec[R_TOK] ~= token or ", ""),
         (" or rec[R_ST] == 'K'", ""),
         ("if was ~= 'R' then", "if false then"),
         ("ARGV[6] == 'bad_record' and payload_of(rec)", "payload_of(rec)"),
-        ("redis.call('XDEL', K_in, rec[R_EI])", ""),
-        ("redis.call('HDEL', K_live, rid)", ""),
-        ("redis.call('ZREM', K_when, rid)", ""),
+        ("if #entries > 0 then write", "if false then write"),
+        ("write('HDEL', K_live, gone)", ""),
+        ("leave(K_when, rid)", ""),
         ("give_room(rec[R_TN], 1, rec[R_TK])", ""),
-        ("redis.call('HDEL', K_ten, r, t)", ""),
+        ("write('HDEL', K_ten, gone)", ""),
         ("#outcome + #body <= inline_max", "true"),
-        ("'NOMKSTREAM', 'MAXLEN', '~', OUT_MAX, '*', 'i', rid, 'r', outcome)", "'*', 'i', rid, 'r', outcome)"),
+        ("'NOMKSTREAM', 'MAXLEN', '~', OUT_MAX, '*', unpack(entry)", "'*', unpack(entry)"),
         ("if not n or done < n then return {} end", ""),
+        ("return notice(parent, split(g[5]), outs, outcome, nil, 0)", "return {}", "S6"),
         ("if #rec[R_DEP] == 0 then", "if true then"),
         ("if rec[R_ST] == 'W' then", "if true then"),
         ("if not is_finished then", "if false then"),
         ("if needed_ms > tonumber(body_ttl_ms) then", "if false then"),
-        ("if has_ready then ring(now) end", ""),
-        ("if bytes <= max_bytes then break end", "break"),
+        ("if has_ready then ring() end", ""),
+        ("bytes + size > max_bytes and not make_room", "not make_room"),
     ),
     *_rows(
         "end",
@@ -245,20 +268,45 @@ MUTANTS = [
     *_rows(
         "end_missing",
         ("if till and tonumber(till) > now then return {'NOTDUE'} end", ""),
-        ("if done ~= start or start + count > n then return {'KEYS', done} end", ""),
+        ("if done ~= start or start + lacking > n then return {'KEYS', done} end", ""),
         ("redis.call('HSET', grp, 'cancelled', 1)", ""),
         ("g[7] == '1' and 'C' or 'F'", "'F'"),
-        ("give_room(g[4], count, unused)", "give_room(g[4], count, 0)"),
+        ("give_room(g[4], lacking, unused)", "give_room(g[4], lacking, 0)"),
         ("if state == 'C' and redis.call('EXISTS', KEYS[NK + 2]) == 0 then", "if false then"),
     ),
     *_rows(
         "settle",
-        ("if outcome[6] ~= ARGV[3] then return {'LOST'} end", ""),
+        ("outcome[5] ~= ARGV[3] or ", ""),
+        (" or outcome[6] ~= ARGV[4] then", " then", "S5"),
         ("if outcome[16] ~= '' then return {'ALREADY'} end", ""),
     ),
     # Readers, letters, upkeep
     *_rows(
+        "peek",
+        ("if rec and rec[R_ST] == 'Q' then", "if rec then"),
+        ("if rank then\n", "if true then\n"),
+        ("for l = 0, rec[R_LN] - 1 do ahead", "for l = 0, rec[R_LN] do ahead"),
+        ("ZCARD', K_ready_R) +", "ZCARD', K_ready_S) +"),
+        ("if res then return {int(now), 'done'", "if false then return {int(now), 'done'"),
+        ("if #g > 0 then", "if false then"),
+    ),
+    *_rows(
+        "notify",
+        ("if not outcome then return {'GONE'} end", "outcome = outcome or ''"),
+        ("and #outcome + #body <= tonumber(ARGV[3])", ""),
+        ("KEYS[NK + 3], 'NOMKSTREAM',", "KEYS[NK + 3],"),
+    ),
+    *_rows("drop", ("unpack(KEYS, NK + 1)", "KEYS[NK + 1]")),
+    *_rows(
         "attach",
+        ("if api ~= '' and join(rec[R_APIS]) then", "if join(rec[R_APIS]) then"),
+        ("elseif api == '' and rec[R_HELD] == 1 then", "elseif rec[R_HELD] == 1 then"),
+        ("elseif api == '' and rec[R_HELD] == 1 then", "elseif false then"),
+        ("rec[R_HELD] = 0", ""),
+        ("if not known then return 'GONE' end", "known = known or ''"),
+        ("if api ~= '' and join(apis) then redis", "if join(apis) then redis"),
+        ("from and from[1] or '-'", "'-'"),
+        ("'+', 'COUNT', n)", "'+')"),
         ("if known == api then return false end", ""),
         ("if #apis >= 4 then table.remove(apis, 2) end", ""),
         ("if is_queued(rec) then", "if true then"),
@@ -268,8 +316,19 @@ MUTANTS = [
         ("if redis.call('EXISTS', KEYS[NK + 1]) == 1 then return {'DONE'} end", ""),
         ("if old then return", "if false then return"),
         ("return {'GONE'} end", "letter = {'1-1', {'i', '', 'p', '', 'o', ''}} end"),
-        ("take_letter(letter)\nredis", "redis"),
+        ("take_letter(letter)\ncount", "count"),
         ("if full then return {'FULL', full, n_live} end", ""),
+    ),
+    *_rows(
+        "drop_letter",
+        ("if not letter then return {'GONE'} end", "letter = letter or {'1-1', {'i', '', 'p', '', 'o', ''}}"),
+        ("redis.call('XDEL', K_dlq, letter[1])", ""),
+        ("int(0 - size_of(letter))", "int(size_of(letter))"),
+        ("for i = 2, #letter[2], 2 do", "for i = 4, #letter[2], 2 do"),
+    ),
+    *_rows(
+        "end",
+        ("if size > max_bytes then return end", ""),
     ),
     *_rows(
         "sweep",

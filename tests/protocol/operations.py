@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from shared.request import Record
+from tests.protocol.history import History, Limits
 from tests.protocol.twin import Twin
-from tests.queue.harness import INFO, LEASE_MS, NO_CAPS, TTL_MS
+from tests.queue.harness import INFO, LEASE_MS, NO_CAPS, TTL_MS, Shard
 
 BODY_TTL_MS = 120_000
 PART_TTL_MS = 240_000
@@ -62,8 +63,9 @@ class Wish(msgspec.Struct, frozen=True):
 class Operations(Twin):
     """`rids` are all ids ever asked for, `handles` all grants ever told, `apis` those that ticked once."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, shard: Shard, **options: Any) -> None:
+        limits = Limits(MAX_ATTEMPTS, MAX_CRASHES, LETTERS_MAX_BYTES)
+        super().__init__(shard, History(limits), **options)
         self.rids: list[str] = []
         self.parents: list[str] = []
         self.handles: list[Handle] = []
@@ -75,14 +77,14 @@ class Operations(Twin):
 
     def submit(self, rid: str, wish: Wish, times: int = 1) -> str:
         reply = self.call("submit", rid, wish.payload, wish.meta, wish.caps, times=times)
-        return self._accepted(rid, reply)
+        return self._accepted(rid, wish, reply)
 
     def crowd(self, rids: Sequence[str], wish: Wish) -> str:
         """Submits them one after the other until one is refused; the last reply."""
         word = ""
         for rid in rids:
             args = (rid, wish.payload, wish.meta, wish.caps)
-            word = self._accepted(rid, self.unseen("submit", *args))
+            word = self._accepted(rid, wish, self.unseen("submit", *args))
             if word != "OK":
                 break
         self.tick()
@@ -90,11 +92,12 @@ class Operations(Twin):
 
     def requeue(self, letter: str, rid: str, wish: Wish, times: int = 1) -> str:
         args = (letter, rid, wish.payload, wish.meta, wish.caps)
-        return self._accepted(rid, self.call("requeue_letter", *args, times=times))
+        return self._accepted(rid, wish, self.call("requeue_letter", *args, times=times))
 
-    def _accepted(self, rid: str, reply: list[Any]) -> str:
+    def _accepted(self, rid: str, wish: Wish, reply: list[Any]) -> str:
         if reply[0] == "OK":
-            self.history.note_accepted([rid])
+            self.history.note_accepted([rid], wish.payload)
+            self.history.note_room(wish.tenant, wish.caps)
         if rid not in self.rids and reply[0] in ("OK", "DUP", "DONE"):
             self.rids.append(rid)
         return str(reply[0])
@@ -104,6 +107,7 @@ class Operations(Twin):
         reply = self.call("reserve", *args, times=times)
         if reply[0] == "OK":
             self.parents.append(parent)
+            self.history.note_room(wish.tenant, wish.caps)
         return str(reply[0])
 
     def bring(self, parent: str, start: int, n: int, wish: Wish, times: int = 1) -> str:
@@ -112,7 +116,7 @@ class Operations(Twin):
         if reply[0] == "OK":
             rids = [f"{parent}.{i}" for i in range(start, start + n)]
             self.rids += rids
-            self.history.note_accepted([*rids, parent])
+            self.history.note_accepted([*rids, parent], wish.payload)
         return str(reply[0])
 
     def peek(self, rid: str) -> None:
@@ -120,6 +124,11 @@ class Operations(Twin):
 
     def attach(self, rid: str, api: str, at: str = "0-0", n: int = 0, times: int = 1) -> None:
         self.call("attach", rid, api, at, n, times=times)
+
+    def notify(self, rid: str, api: str, inline_max: int = 1024, times: int = 1) -> None:
+        for _ in range(times):
+            self.history.note_notified(rid, api)
+        self.call("notify", rid, api, inline_max, times=times)
 
     def tick(self, api: str | None = None, times: int = 1) -> None:
         self.call("tick", LEASE_MS, api, times=times)
@@ -150,7 +159,8 @@ class Operations(Twin):
         kept = {"part_ttl_ms": PART_TTL_MS, "letters_max_bytes": LETTERS_MAX_BYTES}
         reply = self.call("end", *args, **kept, times=times)
         if reply[0] == "OK":
-            self._notify(self.parent_of(rid) or rid, reply[3:])
+            for api in reply[3:]:
+                self.notify(self.parent_of(rid) or rid, api)
         return str(reply[0])
 
     def end_missing(self, parent: str, state: str, times: int = 1) -> str:
@@ -185,7 +195,7 @@ class Operations(Twin):
         if seq > self.seqs.get(wid, 0):
             self.seqs[wid] = seq
             for handle in grants:
-                self.history.note_granted(handle.rid, handle.token)
+                self.history.note_granted(handle.rid, wid, handle.token)
             self.history.note_order(before, [handle.rid for handle in grants])
             self.handles += grants
         return grants
@@ -201,8 +211,10 @@ class Operations(Twin):
     ) -> list[str]:
         """Replies the ids that the worker has lost."""
         seen = self.seqs.get(wid, 0) if seq is None else seq
-        tokens = {handle.rid: (handle.token, is_started) for handle in held}
-        lost: list[str] = self.call("beat", wid, LEASE_MS, seen, INFO, tokens, times=times)[3]
+        before, tokens = self.state, {handle.rid: handle.token for handle in held}
+        told = {rid: (token, is_started) for rid, token in tokens.items()}
+        lost: list[str] = self.call("beat", wid, LEASE_MS, seen, INFO, told, times=times)[3]
+        self.history.note_beat(before, wid, tokens, lost)
         return lost
 
     def emit(
@@ -218,11 +230,13 @@ class Operations(Twin):
         text = self.texts.get(handle, "")
         at = len(text) if offset is None else offset
         declared = handle.apis if apis is None else apis
-        piece = (handle.rid, handle.token, at, data)
+        before, piece = self.state, (handle.rid, handle.token, at, data)
         reply = self.call("emit", handle.wid, declared, [piece], times=times)
         verdict = reply[0] if reply == ["OOM"] else reply[0][0]
         if verdict in ("OK", "NOBODY"):
-            self.history.note_taken(handle.rid, handle.token)
+            self.history.note_running(before, handle.rid, handle.wid, handle.token)
+            if data:
+                self.history.note_piece(before, handle.rid, handle.token, declared)
             if at == len(text):
                 self.texts[handle] = text + data
         return str(verdict)
@@ -240,30 +254,35 @@ class Operations(Twin):
         text = self.texts.get(handle, "hi")
         body = None if state == "E" else text.encode()
         declared = handle.apis if apis is None else apis
-        what = (state, code, "", "{}" if state == "F" else "", body)
+        what = (state, code, "", "{}", body)
         lives = (TTL_MS, BODY_TTL_MS, inline_max)
         args = (handle.rid, handle.wid, handle.token, *what, *lives, declared)
         parent = self.parent_of(handle.rid)
         kept = {"letters_max_bytes": LETTERS_MAX_BYTES}
         reply = self.call("finish", *args, parent, **kept, times=times)
         if reply[0] == "OK":
-            self.history.note_taken(handle.rid, handle.token)
+            self.history.note_taken(handle.rid, handle.wid, handle.token)
             if handle in self.texts:
                 self.history.note_text(handle.rid, handle.token, text)
-            self._notify(parent or handle.rid, reply[2:])
+            for api in reply[2:]:
+                self.notify(parent or handle.rid, api)
         return str(reply[0])
 
     def nack(self, handle: Handle, how: str, delay_ms: int = 500, times: int = 1) -> str:
         limits = {"max_attempts": MAX_ATTEMPTS, "max_crashes": MAX_CRASHES, "delay_ms": delay_ms}
-        held = [(handle.rid, handle.token)]
+        before, held = self.state, [(handle.rid, handle.token)]
         (verdict,) = self.call("nack", handle.wid, how, "why", held, **limits, times=times)
         if verdict != "LOST":
-            self.history.note_taken(handle.rid, handle.token)
+            self.history.note_running(before, handle.rid, handle.wid, handle.token)
+            self.history.note_returned(handle.rid)
         return str(verdict)
 
     def settle(self, handle: Handle, times: int = 1) -> str:
-        args = (handle.rid, handle.token, '{"usage":{}}', 7)
-        return str(self.call("settle", *args, times=times)[0])
+        args = (handle.rid, handle.wid, handle.token, '{"usage":{}}', 7)
+        verdict = str(self.call("settle", *args, times=times)[0])
+        if verdict == "OK":
+            self.history.note_taken(handle.rid, handle.wid, handle.token)
+        return verdict
 
     # Upkeep
 
@@ -341,6 +360,7 @@ class Operations(Twin):
         """Somebody removes a stream entry by hand."""
         raw = self.shard.client.hget(self.shard.keys.fixed("live"), rid)
         if raw is not None:
+            self.history.note_robbed(rid)
             self.shard.client.xdel(self.shard.keys.fixed("in"), _records.decode(raw).entry_id)
             if self.model is not None:
                 self.model.lose_entry(rid)
@@ -352,11 +372,6 @@ class Operations(Twin):
 
     def parent_of(self, rid: str) -> str:
         return next((p for p in self.parents if rid.startswith(f"{p}.")), "")
-
-    def _notify(self, rid: str, apis: Sequence[str]) -> None:
-        for api in apis:
-            self.history.note_notified(rid, api)
-            self.call("notify", rid, api, 1024)
 
 
 _records = msgspec.msgpack.Decoder(Record)

@@ -10,6 +10,7 @@ import msgspec
 
 from shared import codec
 from shared.queue.keys import Keys
+from shared.queue.results import notices
 from shared.request import Outcome, Record
 from tests.protocol.state import Entry, Letter, State, place_of
 
@@ -106,13 +107,14 @@ def parse(name: str, kind: bytes, value: Any) -> Any:
         return _hash(name, value)
     if kind == b"string":
         return _outcome(value) if name == "res" else value
+    if name == "out":
+        told = (fields for _, flat in value for fields in notices(flat))
+        return [_entry({k.decode(): v for k, v in fields.items()}) for fields in told]
     entries = [(eid.decode(), {k.decode(): v for k, v in _pairs(flat)}) for eid, flat in value]
     if name == "in":
         payloads = {fields["i"].decode(): fields["p"] for _, fields in entries}
         assert len(payloads) == len(entries), "two entries of one id"
         return payloads, {fields["i"].decode(): eid for eid, fields in entries}
-    if name == "out":
-        return [_entry(fields) for _, fields in entries if "i" in fields]
     if name == "part":
         return {place_of(eid): (f["t"].decode(), f["d"].decode()) for eid, f in entries}
     letters = [Letter(f["i"].decode(), f["p"], _outcome(f["o"])) for _, f in entries]

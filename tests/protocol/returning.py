@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from shared.request import Record
-from tests.protocol.clocked import Clocked
+from tests.protocol.chaining import Chaining
 from tests.protocol.granting import is_held
 
 RETRY_MAX_MS = 60_000
 
 
-class Returning(Clocked):
+class Returning(Chaining):
     def nack(
         self,
         wid: str,
@@ -62,12 +62,13 @@ class Returning(Clocked):
     def promote(self, n: int) -> list[int]:
         due = self.first("later", n, self.now)
         for rid in due:
-            record = self.save(rid, self.state.live[rid], "promoted", state="Q")
+            record = self.state.live[rid]
             self.take_out(["later"], rid)
             if record.crashes:
+                self.save(rid, record, "promoted", state="Q")
                 self.put("ready:S", rid, suspect_rank(record))
             else:
-                self.put(f"ready:{record.lane}", rid, record.tag)
+                self.make_ready(rid, record, "promoted")
         if due:
             self.ring()
         return [len(due), int(len(due) == n)]

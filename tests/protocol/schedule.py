@@ -21,9 +21,9 @@ WEIGHTS = {"anonymous": 1, "other": 2, "third": 0.5}
 CAPS = ((8, 0, 0, 0), (0, 150, 0, 0), (0, 0, 4, 0), (0, 0, 0, 60))
 WEIGHT_OF = {
     "submit": 10, "list": 3, "bring": 3, "resubmit": 3, "chain": 6, "crowd": 0.3, "peek": 2, "attach": 3, "drop": 1,
-    "cancel": 4, "cancel_list": 1, "end_early": 2, "requeue": 2, "drop_letter": 0.5,
+    "notify": 1, "cancel": 4, "cancel_list": 1, "end_early": 2, "requeue": 2, "drop_letter": 0.5,
     "claim": 14, "claim_again": 4, "beat": 8, "emit": 8, "finish": 12, "nack": 6, "settle": 2,
-    "late_reply": 0.7, "poison": 0.7, "walk_away": 0.5,
+    "late_reply": 0.7, "poison": 0.7, "walk_away": 0.5, "stream": 0.7,
     "reap": 3, "sweep": 4, "promote": 3, "prune": 1, "tick": 2, "advance": 6, "jump": 1,
     "flush": 1, "fill": 1.5, "pause": 1, "drain_wish": 1, "lose_entry": 0.7, "hear_bell": 5,
 }  # fmt: skip
@@ -47,10 +47,12 @@ class Schedule:
     def rids(self) -> list[str]:
         return self.ops.rids
 
-    def run(self, steps: int = STEPS) -> None:
-        """That many operations, then to the end of all that was accepted."""
+    def run(self, steps: int = STEPS, n_calls: int | None = None) -> None:
+        """That many operations, then to the end of all that was accepted; or no further than `n_calls` scripts."""
         try:
             for _ in range(steps):
+                if n_calls is not None and self.ops.n_calls >= n_calls:
+                    return
                 self.step()
             self.drain()
         finally:
@@ -169,11 +171,19 @@ class Schedule:
     def do_peek(self) -> None:
         self.ops.peek(self.any_rid())
 
+    def do_notify(self) -> None:
+        """Of what has ended, and of what has not; now and then to a front door that has no stream."""
+        self.ops.notify(
+            self.any_rid(), self.random.choice(APIS), self.random.choice((0, 1024)), self.times()
+        )
+
     def do_attach(self) -> None:
         """One more reader, now and then more than there is room for, or a caller that waits no longer."""
-        at, n = self.random.choice((("0-0", 0), ("0-0", 9), ("1-3", 2)))
-        live = self.live()[-2:]
-        rid = self.random.choice(live) if live and self.chance(0.7) else self.any_rid()
+        at, n = self.random.choice((("0-0", 0), ("0-0", 9), ("1-3", 1), ("1-3", 2)))
+        live, told = self.live()[-2:], [rid for rid in self.rids if rid in self.ops.state.parts]
+        rid = self.random.choice(live) if live and self.chance(0.5) else self.any_rid()
+        if told and self.chance(0.4):
+            rid = self.random.choice(told)
         for api in self.random.sample((*APIS, ""), self.random.choice((1, 1, 1, 6))):
             self.ops.attach(rid, api, at, n, self.times())
 
@@ -258,6 +268,17 @@ class Schedule:
         self.ops.beat("w1", handles)
         for handle in handles:
             if handle.rid == rid:
+                self.ops.finish(handle)
+
+    def do_stream(self) -> None:
+        """Two front doors read a text along, from its first piece to its end."""
+        rid = self.new_rid()
+        self.ops.submit(rid, Wish(lane=0))
+        self.ops.attach(rid, "api2")
+        for handle in self.ops.claim("w1", 4, is_idle=False):
+            if handle.rid == rid:
+                for data in self.random.choices(("a", "bcé", "x" * 1100), k=3):
+                    self.ops.emit(handle, data, times=self.times())
                 self.ops.finish(handle)
 
     def do_poison(self) -> None:

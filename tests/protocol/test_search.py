@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 
 from tests.protocol.model import Model
-from tests.protocol.search import Bounds, Search
+from tests.protocol.search import Bounds, Search, main
 
 
 @pytest.mark.parametrize(
@@ -36,3 +37,15 @@ class Unfenced(Model):
 def test_the_search_finds_a_protocol_without_its_fence() -> None:
     with pytest.raises(AssertionError, match="S5"):
         Search(Bounds(rollbacks=0), Unfenced).run()
+
+
+def test_the_command_looks_at_the_whole_of_a_world_that_it_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["search", "--requests", "1", "--rollbacks", "0"])
+    main()
+    told = dict(word.split("=") for word in capsys.readouterr().out.split())
+    search = Search(Bounds(requests=1, rollbacks=0))
+    search.run()
+    assert told.keys() == {"states", "steps", "depth", "seconds"}
+    assert int(told["states"]) == search.n_states > 50

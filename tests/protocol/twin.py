@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from shared import codec
 from shared.queue.scripts import Call, Script
-from tests.protocol.invariants import History, check_again
+from tests.protocol.history import History
+from tests.protocol.invariants import check_again
 from tests.protocol.model import Model
 from tests.protocol.reader import Reader
 from tests.protocol.state import State
@@ -29,12 +30,17 @@ class Twin:
     """
 
     def __init__(
-        self, shard: Shard, *, is_compared: bool = True, scripts: Mapping[str, Script] | None = None
+        self,
+        shard: Shard,
+        history: History,
+        *,
+        is_compared: bool = True,
+        scripts: Mapping[str, Script] | None = None,
     ) -> None:
         self.shard = shard
         self.scripts = scripts or {}
         self.reader = Reader(shard.client, shard.keys)
-        self.history = History()
+        self.history = history
         self.model = Model(self.reader.read()) if is_compared else None
         self.look()
         self.n_calls = 0

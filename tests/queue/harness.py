@@ -9,6 +9,7 @@ import redis
 
 from shared import codec
 from shared.queue.keys import Keys
+from shared.queue.results import notices
 from shared.queue.scripts import Call, Scripts
 from shared.request import Outcome, Record
 from shared.worker_info import WorkerInfo, WorkerState
@@ -180,7 +181,7 @@ class Shard:
 
     def chunks(self, api: str) -> list[tuple[str, str, str]]:
         """Id, place and text of what this API was told, in order."""
-        entries = [fields for _, fields in self.client.xrange(self.keys.out(api))]
+        entries = self._told(api)
         return [
             (fields[b"i"].decode(), fields[b"c"].decode(), fields[b"d"].decode())
             for fields in entries
@@ -249,8 +250,14 @@ class Shard:
 
     def notices(self, api: str) -> list[str]:
         """Ids that this API was told of, in order."""
-        entries = self.client.xrange(self.keys.out(api))
-        return [fields[b"i"].decode() for _, fields in entries if b"r" in fields]
+        return [fields[b"i"].decode() for fields in self._told(api) if b"r" in fields]
+
+    def _told(self, api: str) -> list[dict[bytes, bytes]]:
+        # Raw: a field may come several times in an entry, which the library makes a dict of.
+        raw = self.client.eval(
+            "return redis.call('XRANGE', KEYS[1], '-', '+')", 1, self.keys.out(api)
+        )
+        return [fields for _, flat in raw for fields in notices(flat)]
 
     def check(self) -> None:
         """What must hold of the shard as it is now."""

@@ -70,13 +70,30 @@ def test_a_waiting_request_is_looked_at_without_a_position(shard: Shard) -> None
     assert shard.submit("q.0-b", depends=["q.0-a"])[:2] == [b"DUP", -1]
 
 
-def test_it_goes_back_to_the_place_that_it_had_when_it_came(shard: Shard) -> None:
+def test_it_takes_its_place_when_it_becomes_ready(shard: Shard) -> None:
     shard.submit("q.0-a")
     shard.submit("q.0-b", depends=["q.0-a"])
-    for i in range(3):
-        shard.submit(f"q.0-later{i}")
+    shard.submit("q.0-meanwhile")
     finish(shard, "q.0-a")
-    assert shard.grant()[0] == "q.0-b"
+    shard.submit("q.0-later")
+    assert [shard.grant()[0] for _ in range(3)] == ["q.0-meanwhile", "q.0-b", "q.0-later"]
+
+
+def test_64_that_become_ready_at_once_do_not_pass_another_tenants_first(shard: Shard) -> None:
+    shard.submit("q.0-a", tenant="chained")
+    for i in range(64):
+        shard.submit(f"q.0-chained{i:02}", tenant="chained", depends=["q.0-a"])
+    for i in range(20):
+        shard.submit(f"q.0-before{i:02}", tenant="other")
+    rid, token = shard.grant()
+    while rid != "q.0-a":
+        shard.finish(rid, token)
+        rid, token = shard.grant()
+    for _ in range(20):
+        shard.finish(*shard.grant())
+    shard.finish(rid, token)
+    shard.submit("q.0-first", tenant="third")
+    assert "q.0-first" in [shard.grant()[0] for _ in range(3)]
 
 
 def test_fan_in_waits_for_the_last_of_all(shard: Shard) -> None:
@@ -204,6 +221,28 @@ def test_an_answer_lives_as_long_as_its_last_dependent_may(shard: Shard) -> None
     shard.submit("q.0-c", depends=["q.0-a"], timeout_ms=200_000)
     finish(shard, "q.0-a")
     assert 490_000 < shard.client.pttl(shard.keys.body("q.0-a")) <= 500_000
+
+
+def test_what_became_of_it_is_known_as_long_as_its_answer_is_needed(shard: Shard) -> None:
+    """An answer without its outcome would be an unknown request's."""
+    day_ms, outcome = 24 * 3_600_000, shard.keys.outcome("q.0-a")
+    shard.submit("q.0-a", timeout_ms=3 * day_ms)
+    shard.submit("q.0-b", depends=["q.0-a"], timeout_ms=2 * day_ms)
+    finish(shard, "q.0-a")
+    assert shard.client.pttl(outcome) > 1.9 * day_ms
+    shard.submit("q.0-c", depends=["q.0-a"], timeout_ms=3 * day_ms)
+    assert shard.client.pttl(outcome) > 2.9 * day_ms
+    assert shard.client.pttl(shard.keys.body("q.0-a")) > 2.9 * day_ms
+
+
+def test_a_list_of_dependents_that_somebody_damaged_costs_none_but_them(shard: Shard) -> None:
+    shard.submit("q.0-a")
+    shard.submit("q.0-b", depends=["q.0-a"])
+    shard.client.hset(shard.keys.fixed("deps"), "q.0-a", b"\xc1 no list")
+    finish(shard, "q.0-a")
+    assert shard.state("q.0-a") == "F"
+    assert shard.state("q.0-b") == "W", "its deadline ends it"
+    assert shard.end("q.0-b", "cancel")[0] == b"OK"
 
 
 def test_a_predecessor_that_did_not_finish_fails_a_later_dependent_too(shard: Shard) -> None:

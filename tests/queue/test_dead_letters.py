@@ -107,13 +107,51 @@ def test_a_letter_that_is_too_large_by_itself_is_not_kept_and_costs_no_error(sha
     assert kept_bytes(shard) == 0
 
 
-def test_a_lowered_bound_is_come_down_to_a_few_letters_a_time(shard: Shard) -> None:
+def test_a_lowered_bound_is_kept_from_the_next_letter_on(shard: Shard) -> None:
     for i in range(12):
         kill(shard, f"q.0-{i:02}", payload=b"x" * 1000)
     kill(shard, "q.0-last", payload=b"x" * 1000, max_bytes=2000)
-    assert len(letters(shard)) == 5
-    kill(shard, "q.0-more", payload=b"x" * 1000, max_bytes=2000)
+    assert [fields[b"i"] for _, fields in letters(shard)] == [b"q.0-last"]
+
+
+def test_many_small_letters_go_for_a_large_one(shard: Shard) -> None:
+    for i in range(100):
+        kill(shard, f"q.0-{i:02}")
+    large = bytes(kept_bytes(shard) * 3 // 4)
+    bound = kept_bytes(shard) + 1000
+    kill(shard, "q.0-large", payload=large, max_bytes=bound)
+    assert letters(shard)[-1][1][b"i"] == b"q.0-large"
+    assert 1 < len(letters(shard)) < 40
+    assert kept_bytes(shard) <= bound
+
+
+def test_one_for_which_too_many_would_have_to_go_is_not_kept_and_none_go_for_it(
+    shard: Shard,
+) -> None:
+    for i in range(300):
+        kill(shard, f"q.0-{i:03}")
+    bound = kept_bytes(shard)
+    kill(shard, "q.0-large", payload=bytes(bound * 9 // 10), max_bytes=bound)
+    assert len(letters(shard)) == 300
+    kill(shard, "q.0-small", max_bytes=bound)
+    assert letters(shard)[-1][1][b"i"] == b"q.0-small"
+    assert kept_bytes(shard) <= bound
+
+
+def test_letters_that_were_removed_by_hand_make_room_for_nothing_twice(shard: Shard) -> None:
+    for i in range(5):
+        kill(shard, f"q.0-{i}", payload=bytes(1000))
+    for letter, _ in letters(shard)[:4]:
+        shard.client.xdel(shard.keys.fixed("dlq"), letter)
+    kill(shard, "q.0-more", payload=bytes(1000), max_bytes=3000)
     assert [fields[b"i"] for _, fields in letters(shard)] == [b"q.0-more"]
+    assert kept_bytes(shard) < 3000
+
+
+def test_a_letter_that_is_larger_than_all_may_be_makes_no_other_go(shard: Shard) -> None:
+    kill(shard, "q.0-a")
+    kill(shard, "q.0-large", payload=bytes(5000), max_bytes=2000)
+    assert [fields[b"i"] for _, fields in letters(shard)] == [b"q.0-a"]
 
 
 def test_letters_that_somebody_removed_do_not_count_for_ever(shard: Shard) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ResponseError
 
-from shared.errors import BrokerLost, BrokerUnavailable
+from shared.errors import BrokerUnavailable
 from shared.queue import line
 from shared.queue.scripts import Call
 from shared.status import ReqStatus
@@ -96,14 +96,6 @@ async def test_an_answer_that_is_there_after_all_is_delivered_and_not_called_los
     await pair.producer._results._resubmit(req.id, waiter)
     answer = await pair.producer.wait(req.id, 5)
     assert answer.outcome.status is ReqStatus.FINISHED
-
-
-async def test_a_caller_who_is_there_is_never_told_that_it_left(pair: Pair) -> None:
-    req = pair.req()
-    await pair.producer.submit(req, FREE, watch=True, held=True)
-    await pair.producer.cancel(req.id, code="client_gone", message="its client left")
-    with pytest.raises(BrokerLost, match="away for too long"):
-        await pair.producer.wait(req.id, 5)
 
 
 async def test_a_slow_reconcile_does_not_keep_the_tick_waiting(

@@ -154,6 +154,18 @@ def test_what_a_tenant_took_back_does_not_hold_it_up_later(shard: Shard) -> None
     empty(shard)
 
 
+def test_many_that_were_for_later_do_not_pass_another_tenants_first(shard: Shard) -> None:
+    for i in range(30):
+        shard.submit(f"q.0-late{i:02}", tenant="late", not_before_ms=60_000)
+    flood(shard, "busy", 40)
+    assert list(served(shard, 1, 40)) == ["busy"] * 40
+    shard.advance(60_000)
+    shard.run(shard.scripts.promote(100))
+    shard.submit("q.0-first", tenant="other")
+    assert "other" in list(served(shard, 1, 3))
+    empty(shard)
+
+
 def test_idle_tenants_are_forgotten_only_once_they_have_nothing_live(shard: Shard) -> None:
     tags = shard.keys.fixed("tags")
     flood(shard, "a", 3)

@@ -153,6 +153,15 @@ def test_a_request_expires_in_the_queue_and_after_its_deadline_while_running(sha
     assert outcome.code == "deadline_exceeded"
 
 
+def test_a_result_after_the_deadline_ended_it_is_told_that_it_came_too_late(shard: Shard) -> None:
+    shard.submit("q.0-a", timeout_ms=5000, queue_timeout_ms=5000)
+    rid, token = shard.grant()
+    shard.advance(7100)
+    assert shard.end(rid, "expire")[0] == b"OK"
+    assert shard.finish(rid, token) == [b"LOST"]
+    assert shard.run(shard.scripts.settle(rid, "w1", token, "{}", 3)) == [b"OK"]
+
+
 def test_a_queue_time_out_ends_as_expired(shard: Shard) -> None:
     shard.submit("q.0-a", queue_timeout_ms=2000)
     shard.advance(2100)
@@ -168,10 +177,11 @@ def test_usage_of_a_cancelled_run_is_settled_once(shard: Shard) -> None:
     shard.submit("q.0-a")
     rid, token = shard.grant()
     report = codec.encode_report(Report(usage=Usage(3, 7)))
-    settle = shard.scripts.settle(rid, token, report, 7)
+    settle = shard.scripts.settle(rid, "w1", token, report, 7)
     assert shard.run(settle) == [b"GONE"]
     shard.end(rid, "cancel")
-    assert shard.run(shard.scripts.settle(rid, "0-0", report, 9)) == [b"LOST"]
+    assert shard.run(shard.scripts.settle(rid, "w1", "0-0", report, 9)) == [b"LOST"]
+    assert shard.run(shard.scripts.settle(rid, "w2", token, report, 9)) == [b"LOST"]
     assert shard.run(settle) == [b"OK"]
     assert shard.run(settle) == [b"ALREADY"]
     outcome = shard.outcome(rid)

@@ -69,6 +69,28 @@ async def test_a_list_is_answered_in_order_under_one_id(pair: Pair) -> None:
     ]
 
 
+async def test_who_was_answered_goes_on_before_the_next_read(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, notes = pair.producer._results._reader, []
+    run = reader.run
+
+    async def noting(*options: Any) -> Any:
+        notes.append("read")
+        reply = await run(*options)
+        notes.append("came")
+        return reply
+
+    monkeypatch.setattr(reader, "run", noting)
+    async with serving(pair):
+        for _ in range(2):  # the first ends a read from before
+            req = pair.req()
+            await pair.producer.submit(req, FREE, watch=True)
+            await pair.producer.wait(req.id, 10)
+            last = notes[-1:]
+    assert last == ["came"]
+
+
 async def test_the_same_id_joins_and_another_body_is_refused(pair: Pair) -> None:
     req = pair.req("once", rid=pair.producer.derived_id("t", "idem", "k"))
     await pair.producer.submit(req, FREE, watch=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+import redis
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.exceptions import ResponseError
 
@@ -17,7 +18,13 @@ from shared.queue import merging
 from shared.queue.connection import Connection
 from shared.queue.keys import Keys
 from shared.queue.scripts import Call, Scripts
+from shared.queue.snapshot import Caps
+from shared.request import Body
 from shared.settings import QueueSettings
+from tests.protocol.invariants import check_state
+from tests.protocol.reader import Reader
+from tests.queue.harness import START_MS
+from tests.queue.pair import pair_on
 from tests.valkey_server import Server
 
 META = [1, "t", 1, 60_000, 60_000, "", "{}", "d", [], "", "", 0, 1, 0]
@@ -115,7 +122,7 @@ async def test_what_goes_before_and_after_one_that_cannot_be_sent_gets_its_own_r
     calls: list[Any] = [("GET", "another tenant's"), *submits(scripts, 5), ("ECHO", "last")]
     calls[2] = scripts.submit("q.0-\ud800", b"p", META, NO_CAPS)
     # Something is under way, so that all of these share one write.
-    first = connection.line.send(("PING",))
+    first = connection.line.run(("PING",))
     replies = await asyncio.gather(*map(connection.line.run, calls), return_exceptions=True)
     assert await first == b"PONG"
     assert isinstance(replies.pop(2), UnicodeEncodeError)
@@ -160,3 +167,103 @@ def test_every_call_goes_once_and_in_order(kinds: list[str]) -> None:
     for before, after in pairwise(runs):
         both_submit = calls[before[-1]] is submit and calls[after[0]] is submit
         assert not both_submit or len(before) == merging.MOST
+
+
+async def test_the_ends_of_a_burst_are_few_entries_of_the_result_stream_and_each_is_delivered(
+    broker_url: str, queue_name: str
+) -> None:
+    async with pair_on(broker_url, queue_name) as pair:
+        reqs = [pair.req(f"{i}") for i in range(20)]
+        await asyncio.gather(*(pair.producer.submit(req, Caps(), watch=True) for req in reqs))
+        grants = (await pair.consumer.claim(20, is_idle=True)).grants
+        await asyncio.gather(*map(pair.answer, grants))
+        for i, req in enumerate(reqs):
+            assert (await pair.producer.wait(req.id, 5)).body == Body(text=f"A({i})")
+        connection = Connection.open(pair.settings)
+        out = Keys(queue_name).out(pair.producer.api_id)
+        assert await connection.line.run(("XLEN", out)) <= 6, "with the one that it began with"
+        await connection.close()
+
+
+class Both:
+    """The same calls on two queues of one server, on one of them several to a command."""
+
+    def __init__(self, client: Any, queue: str) -> None:
+        self.client = client
+        self.alone, self.merged = (Scripts(Keys(f"{queue}{i}"), START_MS) for i in range(2))
+
+    def run(self, make: Callable[[Scripts], list[Call]]) -> list[Any]:
+        one_by_one = [self._sent(call) for call in make(self.alone)]
+        calls = make(self.merged)
+        together: list[Any] = []
+        for places in merging.runs(calls):
+            part = [calls[place] for place in places]
+            reply = self._sent(merging.merged(part) if len(part) > 1 else part[0])
+            together += reply if len(part) > 1 else [reply]
+        assert together == one_by_one
+        return one_by_one
+
+    def _sent(self, call: Call) -> Any:
+        return self.client.execute_command(*call.loading_command)
+
+    def check(self) -> None:
+        alone, merged = (Reader(self.client, s.keys).read() for s in (self.alone, self.merged))
+        check_state(merged)
+        assert alone == merged
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcdefgh"), st.sampled_from("tu"), st.integers(0, 9)),
+        max_size=16,
+    ),
+    st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=12),
+    st.integers(0, 40),
+)
+def test_what_one_command_leaves_behind_is_what_one_by_one_would(
+    broker_url: str,
+    queue_name: str,
+    wishes: list[tuple[str, str, int]],
+    ends: list[tuple[int, bool]],
+    most_tokens: int,
+) -> None:
+    """Ids that come twice, two tenants, a cap that some meet, requests that wait for one before; then their ends, some
+    of them told twice."""
+    client = redis.Redis.from_url(broker_url)
+    client.delete(*(client.keys(f"*{queue_name}*") or ["none"]))
+    both = Both(client, queue_name)
+    both.run(lambda s: [s.tick(15_000, "api")])
+
+    def submits(s: Scripts) -> list[Call]:
+        calls = []
+        for name, tenant, tokens in wishes:
+            before = ["q.0-a"] if name > "e" and tenant == "t" else []
+            meta = [1, tenant, tokens, 60_000, 60_000, "api", "{}", "d", before, "", "", 0, 1, 0]
+            calls.append(s.submit(f"q.0-{name}", b"p", meta, (0, most_tokens, 0, 0)))
+        return calls
+
+    both.run(submits)
+    both.check()
+    (claimed,) = both.run(lambda s: [s.claim("w", 1, 6, 1 << 20, 15_000, True, 64)])
+    grants = claimed[5:]
+    if not grants:
+        return
+
+    def finishes(s: Scripts) -> list[Call]:
+        calls = []
+        for number, is_finished in ends:
+            rid, token = (part.decode() for part in grants[number % len(grants)][:2])
+            what = ("F", "", "") if is_finished else ("E", "engine_error", "why")
+            lives = (60_000, 30_000, 1024)
+            calls.append(
+                s.finish(
+                    rid, "w", token, *what, "{}", b"body", *lives, ["api"], "", letters_max_bytes=0
+                )
+            )
+        return calls
+
+    both.run(finishes)
+    both.check()

@@ -82,7 +82,7 @@ def test_ten_thousand_cancels_and_finishes_at_once_have_one_winner_each(shard: S
                 rid, "cancel", "cancelled", "", "w", TTL_MS, ["a"], "",
                 part_ttl_ms=1000, letters_max_bytes=most,
             )
-            for rid in rids
+            for rid in reversed(rids)
         ],
     )  # fmt: skip
     starting = threading.Barrier(2)
@@ -95,7 +95,8 @@ def test_ten_thousand_cancels_and_finishes_at_once_have_one_winner_each(shard: S
 
     with ThreadPoolExecutor(2) as pool:
         finished, cancelled = pool.map(race, sides)
-    told = set(zip(finished, cancelled, strict=True))
+    # They meet somewhere in the middle, however fast each is.
+    told = set(zip(finished, reversed(cancelled), strict=True))
     assert told == {(b"OK", b"GONE"), (b"LOST", b"OK")}, "either may come first, and never both"
     raws = shard.client.mget([shard.keys.outcome(rid) for rid in rids])
     states = ["F" if reply == b"OK" else "C" for reply in finished]

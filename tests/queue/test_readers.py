@@ -8,6 +8,9 @@ import time
 import pytest
 import redis
 
+from shared.errors import BrokerLost
+from shared.queue.connection import Connection
+from shared.queue.housekeeper import Housekeeper
 from tests.queue.harness import LEASE_MS, Shard
 from tests.queue.pair import FREE, INFO, Pair, pair_on
 
@@ -101,7 +104,7 @@ def test_a_running_one_is_taken_from_its_worker_by_the_next_beat(shard: Shard) -
     assert shard.emit(rid, token, 0, "x") == ["LOST"]
     assert sweep(shard) == [RID]
     assert how_it_ended(shard) == ("C", "client_gone")
-    settled = shard.scripts.settle(rid, token, '{"usage":{"completion_tokens":3}}', 3)
+    settled = shard.scripts.settle(rid, "w1", token, '{"usage":{"completion_tokens":3}}', 3)
     assert shard.run(settled) == [b"OK"]
 
 
@@ -212,6 +215,48 @@ async def test_a_thousand_callers_of_a_front_door_that_was_killed_cost_no_worker
         answers = await pair.producer.answers([req.id for req in (running, *waiting)])
         outcomes = {(a.outcome.status, a.outcome.code) for a in answers if a is not None}
         assert outcomes == {("cancelled", "client_gone")}
+
+
+async def test_who_reads_along_is_told_that_the_client_left_by_itself(pair: Pair) -> None:
+    req = pair.req()
+    await pair.producer.submit(req, FREE, watch=True, held=True)
+    assert await pair.producer.attach(req.id) is not None
+    pair.producer.unwatch(req.id)
+    await pair.producer.cancel(req.id, code="client_gone", message="its client left")
+    outcome = (await pair.producer.wait(req.id, 10)).outcome
+    assert (outcome.status, outcome.code, outcome.message) == (
+        "cancelled",
+        "client_gone",
+        "its client left",
+    )
+
+
+async def test_where_all_front_doors_were_away_each_tells_its_own(
+    pair: Pair, broker_url: str
+) -> None:
+    """Who asked is told to ask again; who only reads along, what became of it."""
+    queue = pair.settings.queue_name
+    async with pair_on(broker_url, queue) as other:
+        req = other.req()
+        await other.producer.submit(req, FREE, watch=True, held=True)
+        assert await pair.producer.attach(req.id) is not None
+        for task in (*pair.producer._tasks, *other.producer._tasks):
+            task.cancel()
+        let_time_pass(broker_url, queue, 32)
+        await keep_house(pair)
+        await pair.producer.start()
+        await other.producer.start()
+        outcome = (await pair.producer.wait(req.id, 10)).outcome
+        assert (outcome.status, outcome.code) == ("cancelled", "client_gone")
+        with pytest.raises(BrokerLost, match="this front door was away for too long"):
+            await other.producer.wait(req.id, 10)
+
+
+async def keep_house(pair: Pair) -> None:
+    """As a worker does beside its work."""
+    connection = Connection.open(pair.settings)
+    await Housekeeper(connection, pair.settings).once()
+    await connection.close()
 
 
 def let_time_pass(url: str, queue: str, seconds: int) -> None:

@@ -58,15 +58,15 @@ async def test_a_claim_that_is_cancelled_between_two_shards_loses_no_grant(
 ) -> None:
     for i in range(6):
         await pair.producer.submit(pair.req(str(i)), FREE)
-    send, sent = pair.consumer._line.send, []
+    run, sent = pair.consumer._line.run, []
 
     def count(call: Any, *, patient: bool = False) -> asyncio.Future[Any]:
         sent.append(call)
         if len(sent) > asked_shards:
             claiming.cancel()
-        return send(call, patient=patient)
+        return run(call, patient=patient)
 
-    monkeypatch.setattr(pair.consumer._line, "send", count)
+    monkeypatch.setattr(pair.consumer._line, "run", count)
     claiming = asyncio.create_task(pair.consumer.claim(6, is_idle=True))
     (first,) = await asyncio.gather(claiming, return_exceptions=True)
     assert isinstance(first, asyncio.CancelledError) == (asked_shards < N)

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import redis
 
-from shared.queue.connection import Connection
 from shared.queue.consumer import Finished
-from shared.queue.housekeeper import Housekeeper
 from shared.queue.keys import Keys
 from shared.queue.scripts import Call
 from shared.queue.transitions import moved
 from shared.request import Report
 from shared.status import MOVES, ReqStatus
 from tests.queue.pair import FREE, Pair, until
+from tests.queue.test_readers import keep_house, let_time_pass
 
 SECRET = "what nobody may read"
 NAME = "shared.queue.transitions"
@@ -81,6 +80,18 @@ async def test_a_request_that_is_cancelled_fails_or_expires(pair: Pair, lines: L
     await until(lambda: lines.of(expired)[1:] == ["pending -> error (expire)"])
 
 
+async def test_a_request_whose_front_door_is_gone(
+    pair: Pair, lines: Lines, broker_url: str
+) -> None:
+    req = pair.req()
+    await pair.producer.submit(req, FREE, held=True)
+    for task in pair.producer._tasks:
+        task.cancel()
+    let_time_pass(broker_url, pair.settings.queue_name, 32)
+    await keep_house(pair)
+    assert lines.of(req.id)[1:] == ["running -> cancelled (client_gone)"]
+
+
 async def test_a_request_that_is_given_back(pair: Pair, lines: Lines) -> None:
     rid = await submitted(pair)
     await pair.consumer.release([await pair.claimed()])
@@ -99,9 +110,7 @@ async def test_a_request_whose_worker_is_gone(pair: Pair, lines: Lines, broker_u
     client = redis.Redis.from_url(broker_url)
     client.zadd(Keys(pair.settings.queue_name).fixed("lease"), {rid: 1})
     client.close()
-    connection = Connection.open(pair.settings)
-    await Housekeeper(connection, pair.settings).once()
-    await connection.close()
+    await keep_house(pair)
     # The front door's own housekeeper may have been faster; only one of them moved it.
     await until(lambda: lines.of(rid)[2:] == ["running -> pending (reap)"])
 

@@ -119,7 +119,7 @@ def notify(shard: Shard) -> Call:
 def settle(shard: Shard) -> Call:
     rid, token = running(shard)
     shard.end(rid, "cancel")
-    return shard.scripts.settle(rid, token, "{}", 3)
+    return shard.scripts.settle(rid, "w", token, "{}", 3)
 
 
 def stats(shard: Shard) -> Call:
@@ -184,7 +184,7 @@ ROWS: dict[str, Row] = {
     "settle": (settle, b"ALREADY", set()),
     "stats": (stats, SAME, set()),
     "prune": (prune, 0, set()),
-    "set_prompt": (set_prompt, 2, set()),  # an equal version more
+    "set_prompt": (set_prompt, SAME, set()),
     "drop": (drop, 0, set()),
     "list_letters": (list_letters, SAME, set()),
     "requeue_letter": (requeue_letter, b"DUP", set()),

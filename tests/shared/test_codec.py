@@ -104,7 +104,7 @@ def test_the_scripts_order_of_fields_is_kept() -> None:
     """Lua reads these arrays by number, so a field can only be added at the end."""
     assert msgspec.msgpack.decode(pack(record()))[:6] == [1, "Q", "1-0", 1, "anonymous", 40]
     assert msgspec.msgpack.decode(pack(outcome()))[:7] == [1, "F", "", "", "w1", "1-1", 0]
-    assert len(msgspec.msgpack.decode(pack(record()))) == 27
+    assert len(msgspec.msgpack.decode(pack(record()))) == 28
     assert len(msgspec.msgpack.decode(pack(outcome()))) == 19
 
 

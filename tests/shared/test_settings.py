@@ -146,6 +146,14 @@ def test_settings_do_not_change_and_do_not_show_a_password() -> None:
         settings.lease_s = 20  # type: ignore[misc]
 
 
+@pytest.mark.parametrize(("lease_s", "is_warned_of"), [(2, True), (5.9, True), (6, False)])
+def test_a_lease_within_a_pause_that_the_queue_clock_does_not_see_is_warned_of(
+    lease_s: float, is_warned_of: bool
+) -> None:
+    warning = QueueSettings.load(lease_s=lease_s).lease_warning
+    assert (warning is not None) == is_warned_of
+
+
 # --- a bad value of ours
 
 BAD: list[tuple[type[Settings], str, str]] = [

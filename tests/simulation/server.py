@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 import hiredis
 
-from shared.queue.merging import MERGED, many
 from shared.queue.scripts import NAMES, load
 from tests.simulation.loop import VirtualLoop
 
 START_MS = 1_800_000_000_000
 OUT_LIFE_S = 60.0
-_ALL = [load(name) for name in NAMES] + [many(load(name)) for name in sorted(MERGED)]
+_ALL = [load(name) for name in NAMES]
+_ALL += [script.several for script in _ALL if script.several is not None]
 # By what EVALSHA and EVAL name them.
 SCRIPTS = {s.sha.encode(): s.name for s in _ALL} | {s.source.encode(): s.name for s in _ALL}
 FULL = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"

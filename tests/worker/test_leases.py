@@ -86,6 +86,23 @@ async def test_what_ends_at_once_costs_no_beat(service: Service) -> None:
         assert len(consumer.beats) <= 4  # each that was made met one in its few microseconds
 
 
+async def test_a_load_of_what_ends_at_once_costs_no_beat(service: Service) -> None:
+    """Something has just begun at every moment, and a beat for it would come fifty times a second."""
+    for text in ("x", "y"):
+        await service.submit(text)
+    async with leases_of(service) as (consumer, leases):
+        await until(lambda: len(consumer.beats) == 1)
+        before, now = (await consumer.claim(2, is_idle=True)).grants
+        until_s = time.monotonic() + 0.6
+        while time.monotonic() < until_s:
+            leases.hold([now])
+            leases.mark_started([now])
+            leases.drop(before)
+            await asyncio.sleep(0.004)
+            before, now = now, before
+        assert len(consumer.beats) <= 8  # with those of a machine that stood still
+
+
 async def test_an_older_claim_of_a_request_cannot_drop_the_newer_one(service: Service) -> None:
     rid = await service.submit("x")
     async with leases_of(service) as (consumer, leases):

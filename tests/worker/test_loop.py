@@ -42,6 +42,34 @@ async def test_requests_are_answered_by_id_in_buckets(service: Service) -> None:
     assert answers[1].outcome.report.batch_id != report.batch_id
 
 
+class Noting(Consumer):
+    """A real consumer that remembers what it was asked, and when it heard something."""
+
+    def __init__(self, *options: Any, **more: Any) -> None:
+        super().__init__(*options, **more)
+        self.notes: list[str] = []
+
+    async def claim(self, n: int, **options: Any) -> Claimed:
+        self.notes.append("claim")
+        return await super().claim(n, **options)
+
+    async def wait_for_work(self, timeout_s: float, *, wants_work: bool) -> list[str]:
+        self.notes.append("listen")
+        ended = await super().wait_for_work(timeout_s, wants_work=wants_work)
+        self.notes.append("heard")
+        return ended
+
+
+async def test_a_claim_goes_out_before_the_next_wait_for_the_bell(service: Service) -> None:
+    async with service.worker(ScriptedEngine(), consumer_type=Noting) as (loop, _):
+        consumer = loop._consumer
+        assert isinstance(consumer, Noting)
+        await until(lambda: consumer.notes[-1:] == ["listen"])
+        await service.ask("x")
+        heard_at = consumer.notes.index("heard")
+        assert consumer.notes[heard_at + 1] == "claim"
+
+
 async def test_one_failing_request_costs_itself_alone(service: Service) -> None:
     async with service.worker(ScriptedEngine()):
         answers = await asyncio.gather(

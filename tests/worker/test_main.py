@@ -146,6 +146,17 @@ async def test_bad_values_are_told_once_and_in_the_chosen_form(
     assert shown == [("warning", "GPU_MEMORY_UTILIZATION: bad value 'all', taking 0.85")]
 
 
+async def test_a_lease_that_a_short_pause_of_the_broker_ends_is_warned_of(
+    broker_url: str, queue_name: str, tmp_path: Path
+) -> None:
+    """The bad address ends it after its first lines."""
+    own = {"LEASE_S": "2", "REDIS_URL": "carrier-pigeon://x"}
+    async with worker(broker_url, queue_name, tmp_path / "log", **own) as process:
+        assert await process.end() == 2
+        warning, _ = process.said().splitlines()
+    assert "LEASE_S=2: a broker that stands still for 1 to 5 s" in warning
+
+
 async def test_a_broker_that_evicts_stops_the_start_for_good(
     queue_name: str, tmp_path: Path
 ) -> None:

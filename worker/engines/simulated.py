@@ -45,17 +45,13 @@ class SimulatedTokenizer:
         return turns + ASSISTANT if add_generation_prompt else turns
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
-        return tuple(_pack(text[at : at + CHARS]) for at in range(0, len(text), CHARS))
+        points = [ord(char) + 1 for char in text]
+        points += [0] * (-len(points) % CHARS)
+        thirds = zip(points[::CHARS], points[1::CHARS], points[2::CHARS], strict=True)
+        return tuple([a | b << POINT_BITS | c << 2 * POINT_BITS for a, b, c in thirds])
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(map(_unpack, ids))
-
-
-def _pack(chars: str) -> int:
-    packed = 0
-    for char in reversed(chars):
-        packed = packed << POINT_BITS | ord(char) + 1
-    return packed
 
 
 def _unpack(token_id: int) -> str:

@@ -1,5 +1,5 @@
 -- Making a live request, shared by submit, submit_many and requeue_letter. Goes with ready; needs the fixed keys in,
--- live, ready:R, ready:S, when, tags too.
+-- live, ready:R, ready:S, when too.
 
 -- How many are certain to be claimed before it, near enough: the lanes' boosts only shift who is next. -1: not queued.
 local function position(rid, rec)
@@ -9,22 +9,17 @@ local function position(rid, rec)
   return ahead + (redis.call('ZRANK', LANES[rec[R_LN]], rid) or 0)
 end
 
--- Start-time fair queueing inside a lane: the tag is where the tenant's virtual time stands.
-local function next_tag(lane, tenant, tokens, weight)
-  local t = redis.call('HMGET', K_tags, 'v' .. lane, 'f' .. lane .. ':' .. tenant)
-  local tag = math.max(tonumber(t[1]) or 0, tonumber(t[2]) or 0)
-  redis.call('HSET', K_tags, 'f' .. lane .. ':' .. tenant, real(tag + tokens / weight))
-  return tag
-end
+local dues = {}
+
+at_end[#at_end + 1] = function() write('ZADD', K_when, dues) end
 
 -- `awaited`: the predecessors that have not ended. `is_failed`: one of them did not finish, so the sweep ends this.
 local function new_record(now, m, parent, payload, rid, awaited, is_failed)
   local lane, tenant, tokens = m[1], m[2], m[3]
   local eid = redis.call('XADD', K_in, '*', 'i', rid, 'p', payload)
-  local tag = next_tag(lane, tenant, tokens, m[13])
   local rec = {1, 'W', eid, lane, tenant, tokens, now, now + m[4], now + m[5], '', '', 0, 0, 0, 0,
-    m[6] ~= '' and {m[6]} or {}, m[7], m[8], parent, awaited, m[10], {{wall, 'submitted', ''}}, m[11], 0, tag, m[14],
-    m[12] > 0 and now + m[12] or 0}
+    m[6] ~= '' and {m[6]} or {}, m[7], m[8], parent, awaited, m[10], {{wall, 'submitted', ''}}, m[11], 0, -1, m[14],
+    m[12] > 0 and now + m[12] or 0, m[13]}
   local due = due_at(rec, now)
   if is_failed then
     rec[R_ST], due = 'K', now
@@ -35,6 +30,6 @@ local function new_record(now, m, parent, payload, rid, awaited, is_failed)
     make_ready(rid, rec, now)
   end
   save_record(rid, rec)
-  redis.call('ZADD', K_when, int(due), rid)
+  dues[#dues + 1], dues[#dues + 2] = due, rid
   return rec
 end

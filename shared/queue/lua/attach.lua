@@ -21,7 +21,7 @@ end
 local function let_go(rec)
   rec[R_HELD] = 0
   save_record(rid, rec)
-  if is_queued(rec) then redis.call('ZADD', K_when, int(due_at(rec)), rid) end
+  if is_queued(rec) then redis.call('ZADD', K_when, due_at(rec), rid) end
 end
 
 -- Whether it is live, as one request or as a list, and so has readers.

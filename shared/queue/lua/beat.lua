@@ -11,7 +11,7 @@ local wid, lease_ms, seq_seen = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local lost, orphans, held = {}, {}, {}
 for i = 6, #ARGV, 3 do
   local rid, token = ARGV[i], ARGV[i + 1]
-  held[rid] = true
+  held[rid] = token
   local rec = load_record(rid)
   if not rec or rec[R_ST] ~= 'R' or rec[R_W] ~= wid or rec[R_TOK] ~= token then
     lost[#lost + 1] = rid
@@ -20,7 +20,7 @@ for i = 6, #ARGV, 3 do
     abandon(rid, rec, now)
     lost[#lost + 1] = rid
   else
-    redis.call('ZADD', K_lease, int(now + lease_ms), rid)
+    redis.call('ZADD', K_lease, now + lease_ms, rid)
     if ARGV[i + 2] == '1' and rec[R_ST0] == 0 then
       rec[R_ST0] = now
       add_event(rec, 'started', wid)
@@ -33,10 +33,10 @@ if last then
   last = cmsgpack.unpack(last)
   if last[1] <= seq_seen then
     for i = 2, #last do
-      if not held[last[i]] then
-        local rec = load_record(last[i])
+      local rec = load_record(last[i])
+      if rec and held[last[i]] ~= rec[R_TOK] then
         -- Two seconds of grace: the grant may be on its way from the loop to the beat.
-        if rec and rec[R_ST] == 'R' and rec[R_W] == wid and rec[R_CT] < now - 2000
+        if rec[R_ST] == 'R' and rec[R_W] == wid and rec[R_CT] < now - 2000
           and string.find(rec[R_TOK], last[1] .. '-', 1, true) == 1 then
           orphans[#orphans + 1] = last[i]
           orphans[#orphans + 1] = rec[R_TOK]

@@ -8,7 +8,7 @@
 -- Moves: Q to R, or to K where its caller's api has gone or its entry. A second run with the same seq gives the same
 --        grants again. Besides the n it looks at no more than 256 that are over or gone and 64 of a later release.
 -- FLAGS: allow-oom
--- USES: prelude readers
+-- USES: prelude numbers readers
 local now, _, _, _, is_paused = queue_now()
 local wid, seq, n, bytes_left = ARGV[2], tonumber(ARGV[3]), math.min(tonumber(ARGV[4]), 1024), tonumber(ARGV[5])
 local lease_ms, is_idle, slots = tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARGV[8])
@@ -70,7 +70,7 @@ if is_paused then
 end
 
 -- What this claim does, written at its end in a few commands: the cost of a grant is mostly their number.
-local taken, records, leases, dues = {seq}, {}, {}, {}
+local taken, granted, leases, dues = {seq}, {}, {}, {}
 local n_over, n_newer, fence = 0, 0, nil
 
 -- One ready set from its head on, its records read with it a page at a time. What leaves it stays until the end, so
@@ -120,7 +120,7 @@ local function seek(w)
       n_over = n_over + 1
     else
       -- Nothing that could be granted has this id.
-      if why == 'BAD' then redis.call('ZADD', K_when, int(now), w.rid) end
+      if why == 'BAD' then redis.call('ZADD', K_when, now, w.rid) end
       n_over = n_over + 1
       leave(w)
     end
@@ -145,7 +145,7 @@ local function take(w)
     rec[R_ST] = 'K'
     add_event(rec, 'dead', 'payload_lost')
     save_record(rid, rec)
-    redis.call('ZADD', K_when, int(now), rid)
+    redis.call('ZADD', K_when, now, rid)
     return true
   end
   if #payload > bytes_left and #taken > 1 then return false end
@@ -156,10 +156,10 @@ local function take(w)
   rec[R_TOK] = seq .. '-' .. fence
   rec[R_GR] = rec[R_GR] + 1
   add_event(rec, 'claimed', wid)
+  granted[rid] = rec
   local i = 2 * #taken
-  records[i - 1], records[i] = rid, cmsgpack.pack(rec)
-  leases[i - 1], leases[i] = int(now + lease_ms), rid
-  dues[i - 1], dues[i] = int(rec[R_DL] + 2000), rid
+  leases[i - 1], leases[i] = now + lease_ms, rid
+  dues[i - 1], dues[i] = rec[R_DL] + 2000, rid
   taken[#taken + 1] = rid
   grant(rid, rec, payload)
   return true
@@ -199,8 +199,8 @@ local function take_lanes()
   end
   -- Never back: a request that is tried again still has the tag of its first time.
   for l, tag in pairs(virtual) do
-    local v = tonumber(redis.call('HGET', K_tags, 'v' .. l)) or 0
-    if tag > v then redis.call('HSET', K_tags, 'v' .. l, real(tag)) end
+    local field = 'v' .. l
+    if tag > time_of(field) then move_time(field, tag) end
   end
 end
 
@@ -214,7 +214,8 @@ end
 if #taken > 1 then
   redis.call('ZADD', K_lease, unpack(leases))
   redis.call('ZADD', K_when, unpack(dues))
-  redis.call('HSET', K_live, unpack(records))
+  -- Only now: a record that says R and has no lease would never be taken back.
+  for rid, rec in pairs(granted) do save_record(rid, rec) end
 end
 for _, w in ipairs(walks) do
   local gone = w.gone or {}
@@ -224,5 +225,5 @@ end
 redis.call('HSET', K_wk, 'c:' .. wid, cmsgpack.pack(taken))
 finish_reply()
 -- The bell is a single marker: who took all it could and left some rings for the next worker.
-if #taken > 1 and (#taken > n or reply[5] == 1) and reply[4] > 0 then redis.call('ZADD', K_bell, int(now), 'w') end
+if #taken > 1 and (#taken > n or reply[5] == 1) and reply[4] > 0 then ring() end
 return reply

@@ -1,5 +1,5 @@
 -- end: bring a live request to its end from outside: cancelled, expired, dead, or nobody waits any more.
--- KEYS: in live ready:0 ready:1 ready:2 ready:R ready:S later lease when ten recent stat flags resv deps bell dlq | res:<rid> body:<rid> part:<rid> grp:<parent> res:<parent> ctl:<wid> out:<api>...
+-- KEYS: in live ready:0 ready:1 ready:2 ready:R ready:S later lease when tags ten recent stat flags resv deps bell dlq | res:<rid> body:<rid> part:<rid> grp:<parent> res:<parent> ctl:<wid> out:<api>...
 -- ARGV: now rid how code message wid ttl_ms part_ttl_ms apis letters_max_bytes; how = cancel, expire, dead, bad (who
 --       asks cannot read its record)
 -- Replies: {OK, state before, wid} {GONE} {NOTDUE} {KEYS} (declared for another owner: peek again) {NEWER} (a record of a
@@ -8,7 +8,7 @@
 --        and finds out by its beat. One whose crashes or attempts are used up is kept as a dead letter; one whose record
 --        cannot be read ends as bad_record, whatever was asked.
 -- FLAGS: allow-oom
--- USES: prelude room ready dependents letters terminal
+-- USES: prelude numbers room ready dependents letters terminal
 local DEAD = {
   attempts_exhausted = 'its workers died or failed too often',
   bad_record = 'its record cannot be read',
@@ -22,11 +22,11 @@ local function salvage(rid, raw, now)
   local is_read, r = pcall(cmsgpack.unpack, raw)
   if not is_read or type(r) ~= 'table' then r = {} end
   local function text(field) return type(r[field]) == 'string' and r[field] or '' end
-  local tokens = type(r[R_TK]) == 'number' and r[R_TK] >= 0 and r[R_TK] < EXACT and r[R_TK] or 0
+  local tokens = type(r[R_TK]) == 'number' and r[R_TK] >= 0 and r[R_TK] < EXACT and math.floor(r[R_TK]) or 0
   local entry = string.match(text(R_EI), '^%d+%-%d+$') or '0-1'
   local parent = string.match(rid, '^([^.]+%.%d+%-%w+)%.%d+$') or ''
   return {1, 'K', #entry < 22 and entry or '0-1', 1, text(R_TN), tokens, now, now, now, '', '', 0, 0, 0, 0, {}, '', text(R_DG),
-    parent, {}, '', {{wall, 'dead', 'bad_record'}}, '', 0, 0, 0, 0}
+    parent, {}, '', {{wall, 'dead', 'bad_record'}}, '', 0, 0, 0, 0, 1}
 end
 
 local now = queue_now()
@@ -71,7 +71,7 @@ else
   if code == 'client_gone' then state = 'C' end
 end
 if was == 'R' and rec[R_W] ~= '' then
-  redis.call('ZADD', KEYS[NK + 6], int(now), rid)
+  redis.call('ZADD', KEYS[NK + 6], now, rid)
   redis.call('PEXPIRE', KEYS[NK + 6], 60000)
 end
 local payload = code == 'attempts_exhausted' and payload_of(rec)

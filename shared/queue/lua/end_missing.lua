@@ -4,9 +4,9 @@
 -- Replies: {OK, submitted, n} {GONE} {NOTDUE} {KEYS, submitted}
 -- Moves: nothing to E (submit_incomplete) or C for each missing child. `submitted` moves on, so twice is as once.
 -- FLAGS: allow-oom
--- USES: prelude room terminal
+-- USES: prelude numbers room terminal
 local now = queue_now()
-local parent, state, code, start, count = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+local parent, state, code, start, lacking = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local grp = KEYS[NK + 1]
 local g = redis.call('HMGET', grp, 'n', 'submitted', 'tokens', 'tenant', 'digest', 't0', 'at')
 if not g[1] then return {'GONE'} end
@@ -17,30 +17,30 @@ else
   local till = redis.call('ZSCORE', K_resv, parent)
   if till and tonumber(till) > now then return {'NOTDUE'} end
 end
-if done ~= start or start + count > n then return {'KEYS', done} end
+if done ~= start or start + lacking > n then return {'KEYS', done} end
 local outs = {}
-for i, api in ipairs(split(ARGV[8])) do outs[api] = KEYS[NK + 2 + count + i] end
+for i, api in ipairs(split(ARGV[8])) do outs[api] = KEYS[NK + 2 + lacking + i] end
 local missed = {}
-for i = 1, count do
+for i = 1, lacking do
   local outcome = cmsgpack.pack({1, state, code, 'it was never submitted', '', '', 0, 0, tonumber(g[6]), 0, now, g[5], g[4],
     parent, '', '', {{tonumber(g[7]), 'submitted', ''}, {wall, 'ended', state}}, 0})
   redis.call('SET', KEYS[NK + 2 + i], outcome, 'PX', ARGV[7])
-  redis.call('HINCRBY', K_stat, state == 'C' and 'cancelled' or 'error', 1)
+  count(state == 'C' and 'cancelled' or 'error')
   redis.call('HSET', grp, 'submitted', start + i)
   missed = count_child(parent, grp, KEYS[NK + 2], now, ARGV[7], outs)
 end
 local unused = 0
-if start + count == n then
+if start + lacking == n then
   unused = tonumber(g[3])
   redis.call('HSET', grp, 'tokens', 0)
 end
-give_room(g[4], count, unused)
+give_room(g[4], lacking, unused)
 -- A cancelled list stays where the sweep looks until its last child has ended: its canceller may have died half-way.
 if state == 'C' and redis.call('EXISTS', KEYS[NK + 2]) == 0 then
-  redis.call('ZADD', K_resv, int(now + 5000), parent)
-elseif start + count == n then
+  redis.call('ZADD', K_resv, now + 5000, parent)
+elseif start + lacking == n then
   redis.call('ZREM', K_resv, parent)
 end
-local reply = {'OK', start + count, n}
+local reply = {'OK', start + lacking, n}
 for _, api in ipairs(missed) do reply[#reply + 1] = api end
 return reply

@@ -1,12 +1,12 @@
 -- finish: store a result, if the lease is still the caller's; everything that follows from it in the same step.
--- KEYS: in live ready:0 ready:1 ready:2 ready:R ready:S later lease when ten recent stat flags resv deps bell dlq | res:<rid> body:<rid> part:<rid> grp:<parent> res:<parent> out:<api>...
+-- KEYS: in live ready:0 ready:1 ready:2 ready:R ready:S later lease when tags ten recent stat flags resv deps bell dlq | res:<rid> body:<rid> part:<rid> grp:<parent> res:<parent> out:<api>...
 -- ARGV: now rid wid token state code message report body has_body ttl_ms body_ttl_ms inline_max apis letters_max_bytes
 -- Replies: {OK, state before, missed api...} {ALREADY} {LOST} {GONE}
 -- Moves: R (or Q, S after a lost lease that nobody claimed yet) to F or E; those that waited for nothing but this from W
 --        to Q or L, or all that waited to K where it did not finish. What its worker could not read (bad_record) is kept as
 --        a dead letter. A second run finds its token in the outcome.
 -- FLAGS: allow-oom
--- USES: prelude room ready dependents letters terminal
+-- USES: prelude numbers room ready dependents letters terminal
 local now = queue_now()
 local rid, wid, token = ARGV[2], ARGV[3], ARGV[4]
 local rec, why = load_record(rid)
@@ -15,7 +15,8 @@ if not rec then
   local res = redis.call('GET', KEYS[NK + 1])
   if not res then return {'GONE'} end
   local o = cmsgpack.unpack(res)
-  if o[6] == token and (o[2] == 'F' or o[2] == 'E') then return {'ALREADY'} end
+  -- Without a report it was ended from outside while this token was its: that is no result of this run.
+  if o[5] == wid and o[6] == token and (o[2] == 'F' or o[2] == 'E') and o[16] ~= '' then return {'ALREADY'} end
   return {'LOST'}
 end
 if rec[R_W] ~= wid or rec[R_TOK] ~= token or rec[R_ST] == 'K' then return {'LOST'} end

@@ -5,7 +5,7 @@
 -- Moves: R to Q (lane R or S), L, or K when attempts or crashes are used up. A second run finds it no longer R (LOST).
 --        The delay doubles with each attempt, to 60 s at most; who calls has put the jitter into it.
 -- FLAGS: allow-oom
--- USES: prelude requeue
+-- USES: prelude numbers requeue
 local now = queue_now()
 local wid, how, cause = ARGV[2], ARGV[3], ARGV[4]
 local max_attempts, max_crashes, delay_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
@@ -35,8 +35,8 @@ for i = 8, #ARGV, 2 do
         save_record(rid, rec)
         redis.call('ZREM', K_lease, rid)
         local wait_ms = math.min(delay_ms * 2 ^ (rec[R_AT] - 1), RETRY_MAX_MS)
-        redis.call('ZADD', K_later, int(now + wait_ms), rid)
-        redis.call('ZADD', K_when, int(rec[R_DL]), rid)
+        redis.call('ZADD', K_later, now + wait_ms, rid)
+        redis.call('ZADD', K_when, rec[R_DL], rid)
         reply[#reply + 1] = 'OK'
       end
     else
@@ -44,5 +44,5 @@ for i = 8, #ARGV, 2 do
     end
   end
 end
-redis.call('ZADD', K_bell, int(now), 'w')
+ring()
 return reply

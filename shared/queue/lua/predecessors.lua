@@ -3,10 +3,7 @@
 
 local DEPENDENTS_MAX = 64
 
-local function waiting_for(pred)
-  local packed = redis.call('HGET', K_deps, pred)
-  return packed and cmsgpack.unpack(packed) or {}
-end
+local function waiting_for(pred) return list_of(redis.call('HGET', K_deps, pred)) end
 
 -- Changes nothing. Returns what refuses the request, or nil, those that have not ended, and whether one did not finish.
 -- keys[first] is the first one's outcome, its body the next.
@@ -39,9 +36,8 @@ local function depend(rid, preds, awaited, keys, first, timeout_ms)
     list[#list + 1] = rid
     redis.call('HSET', K_deps, pred, cmsgpack.pack(list))
   end
-  for i = 1, #preds do
-    local body = keys[first + 2 * i - 1]
-    local left_ms = redis.call('PTTL', body)
-    if left_ms >= 0 and left_ms < timeout_ms then redis.call('PEXPIRE', body, int(timeout_ms)) end
+  for i = first, first + 2 * #preds - 1 do
+    local left_ms = redis.call('PTTL', keys[i])
+    if left_ms >= 0 and left_ms < timeout_ms then redis.call('PEXPIRE', keys[i], int(timeout_ms)) end
   end
 end

@@ -1,10 +1,9 @@
 -- Shared by every script: the layout of records and outcomes, the queue clock.
 -- The loader puts in front of it one local per fixed key (K_in, K_live, K_ready_0, ...) and NK, their number.
 
--- Record: a packed array, no nil in it. Its order is that of shared/request.py Record.
-local R_V, R_ST, R_EI, R_LN, R_TN, R_TK, R_T0, R_DL, R_QT, R_W, R_TOK, R_ST0 = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
-local R_GR, R_CR, R_AT, R_APIS, R_FL, R_DG, R_PA, R_DEP, R_WH, R_EV, R_TP, R_CT, R_TAG, R_HELD, R_NB =
-  13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27
+-- Record: a packed array, no nil in it. Its order is that of shared/request.py Record; the loader puts a field's place where
+-- its name stands, as R_ST: what a script names is made anew for each of its runs.
+-- FIELDS: V ST EI LN TN TK T0 DL QT W TOK ST0 GR CR AT APIS FL DG PA DEP WH EV TP CT TAG HELD NB WT
 -- A release that adds fields at the end keeps the version. It goes up where a field's meaning changes.
 local RECORD_V, EXACT = 1, 2 ^ 53
 local STATES = {W = true, L = true, Q = true, R = true, K = true}
@@ -12,8 +11,26 @@ local EVENTS_MAX, OUT_MAX, RECENT_MAX = 16, 20000, 10000
 -- Without a tick for so long an api counts as gone.
 local ABSENT_MS = 30000
 
-local function int(x) return string.format('%.0f', x) end
-local function real(x) return string.format('%.17g', x) end
+local format, find, concat = string.format, string.find, table.concat
+
+-- A number as a command's argument. The server's own way of writing one, which is quicker, is good enough for a score:
+-- elsewhere it may be read as text, and 1.8e+12 is no integer.
+local function int(x) return format('%.0f', x) end
+local function real(x) return format('%.17g', x) end
+
+-- A command may hold several runs of its script. What each of them would write to one place is written once, after all.
+local at_end = {}
+
+-- The first of those writes that failed. The others are made all the same: what one damaged key costs is its own part.
+local failed
+
+local function write(command, key, args)
+  -- In parts, since only so much can be unpacked at once; an even number, since they may be pairs.
+  for i = 1, #args, 2000 do
+    local reply = redis.pcall(command, key, unpack(args, i, math.min(i + 1999, #args)))
+    if type(reply) == 'table' and reply.err then failed = failed or reply end
+  end
+end
 
 -- The server's own clock, which events tell: people read them. Everything that is compared goes by the queue clock.
 local wall
@@ -47,19 +64,19 @@ local function read_record(raw)
   if r[R_V] > RECORD_V then return nil, 'NEWER' end
   local events = r[R_EV]
   local is_sound = more == nil and r[R_V] == RECORD_V and STATES[r[R_ST]]
-    and string.find(r[R_EI], '^%d+%-%d+$') and #r[R_EI] < 22 and (r[R_LN] == 0 or r[R_LN] == 1 or r[R_LN] == 2)
-    and r[R_TK] < EXACT and r[R_T0] < EXACT and r[R_DL] < EXACT and r[R_QT] < EXACT and r[R_ST0] < EXACT
+    and find(r[R_EI], '^%d+%-%d+$') and #r[R_EI] < 22 and (r[R_LN] == 0 or r[R_LN] == 1 or r[R_LN] == 2)
+    and r[R_TK] < EXACT and r[R_TK] % 1 == 0 and r[R_T0] < EXACT and r[R_DL] < EXACT and r[R_QT] < EXACT and r[R_ST0] < EXACT
     and r[R_GR] < EXACT and r[R_CR] < EXACT and r[R_AT] < EXACT and r[R_CT] < EXACT
     and r[R_TN] >= '' and r[R_W] >= '' and r[R_TOK] >= '' and r[R_FL] >= '' and r[R_DG] >= '' and r[R_PA] >= ''
-    and r[R_WH] >= '' and r[R_TP] >= '' and table.concat(r[R_APIS]) and table.concat(r[R_DEP]) and events[1]
+    and r[R_WH] >= '' and r[R_TP] >= '' and concat(r[R_APIS]) and concat(r[R_DEP]) and events[1]
   if not is_sound then return nil, 'BAD' end
   for i = 1, #events do
     local event = events[i]
     if not (event[1] < EXACT and event[2] >= '' and event[3] >= '') then return nil, 'BAD' end
   end
   -- Fields that came later: a record of before has them as if they had been left out.
-  r[R_TAG], r[R_HELD], r[R_NB] = r[R_TAG] or 0, r[R_HELD] or 0, r[R_NB] or 0
-  if r[R_TAG] < EXACT and r[R_HELD] < EXACT and r[R_NB] < EXACT then return r end
+  r[R_TAG], r[R_HELD], r[R_NB], r[R_WT] = r[R_TAG] or 0, r[R_HELD] or 0, r[R_NB] or 0, r[R_WT] or 1
+  if r[R_TAG] < EXACT and r[R_HELD] < EXACT and r[R_NB] < EXACT and r[R_WT] > 0 then return r end
   return nil, 'BAD'
 end
 
@@ -71,8 +88,12 @@ local function parse_record(raw)
   return nil, 'BAD'
 end
 
+-- Records as this command has left them so far: packed, or false where one has ended.
+local records = {}
+
 local function load_record(rid)
-  local raw = redis.call('HGET', K_live, rid)
+  local raw = records[rid]
+  if raw == nil then raw = redis.call('HGET', K_live, rid) end
   if raw then return parse_record(raw) end
 end
 
@@ -83,7 +104,21 @@ local function payload_of(rec)
 end
 
 local function save_record(rid, rec)
-  redis.call('HSET', K_live, rid, cmsgpack.pack(rec))
+  records[rid] = cmsgpack.pack(rec)
+end
+
+at_end[#at_end + 1] = function()
+  if not next(records) then return end
+  local set, gone = {}, {}
+  for rid, raw in pairs(records) do
+    if raw then
+      set[#set + 1], set[#set + 2] = rid, raw
+    else
+      gone[#gone + 1] = rid
+    end
+  end
+  write('HSET', K_live, set)
+  write('HDEL', K_live, gone)
 end
 
 local function add_event(rec, kind, detail)
@@ -102,6 +137,16 @@ local function is_queued(rec) return rec[R_ST] == 'Q' or rec[R_ST] == 'L' or rec
 local function due_at(rec, now)
   local due = math.min(rec[R_DL], rec[R_QT])
   return rec[R_HELD] == 1 and math.min(due, now + ABSENT_MS) or due
+end
+
+-- A packed list of ids; none where there is none, or somebody has damaged it.
+local function list_of(packed)
+  local is_read, list = pcall(cmsgpack.unpack, packed)
+  if not is_read or type(list) ~= 'table' then return {} end
+  for _, id in ipairs(list) do
+    if type(id) ~= 'string' then return {} end
+  end
+  return list
 end
 
 local function split(text)

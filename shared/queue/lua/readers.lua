@@ -22,5 +22,5 @@ local function abandon(rid, rec, now)
   rec[R_ST] = 'K'
   add_event(rec, 'dead', 'client_gone')
   save_record(rid, rec)
-  redis.call('ZADD', K_when, int(now), rid)
+  redis.call('ZADD', K_when, now, rid)
 end

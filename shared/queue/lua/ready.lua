@@ -1,16 +1,24 @@
--- Putting a request where claim finds it. Needs the fixed keys ready:0..2, later, bell.
+-- Putting a request where claim finds it. Goes with numbers; needs the fixed keys ready:0..2, later, tags.
 
 local LANES = {[0] = K_ready_0, [1] = K_ready_1, [2] = K_ready_2}
 
-local function ring(now) redis.call('ZADD', K_bell, int(now), 'w') end
+-- Start-time fair queueing inside a lane: the tag is where the tenant's virtual time stands.
+local function next_tag(lane, tenant, tokens, weight)
+  local virtual, own = 'v' .. lane, 'f' .. lane .. ':' .. tenant
+  local tag = math.max(time_of(virtual), time_of(own))
+  move_time(own, tag + tokens / weight)
+  return tag
+end
 
--- L before its time, else Q at the tag that it was given when it came.
+-- L before its time, else Q. It has its tag from when it first gets there: a tenant is charged for what may run, and
+-- what waited long for another request or for its time does not pass all that came meanwhile.
 local function make_ready(rid, rec, now)
   if rec[R_NB] > now then
     rec[R_ST] = 'L'
-    redis.call('ZADD', K_later, int(rec[R_NB]), rid)
+    redis.call('ZADD', K_later, rec[R_NB], rid)
   else
     rec[R_ST] = 'Q'
-    redis.call('ZADD', LANES[rec[R_LN]], real(rec[R_TAG]), rid)
+    if rec[R_TAG] < 0 then rec[R_TAG] = next_tag(rec[R_LN], rec[R_TN], rec[R_TK], rec[R_WT]) end
+    redis.call('ZADD', LANES[rec[R_LN]], rec[R_TAG], rid)
   end
 end

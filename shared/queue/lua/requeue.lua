@@ -1,9 +1,9 @@
--- Ways back from R, shared by nack and reap. Needs the fixed keys live, ready:R, ready:S, lease, when, stat, flags.
+-- Ways back from R, shared by nack and reap. Goes with numbers; needs the fixed keys live, ready:R, ready:S, lease, when, flags.
 
 local function away(rid, rec)
   redis.call('ZREM', K_lease, rid)
   -- It has been served once: only its deadline ends it now, not its time in the queue.
-  redis.call('ZADD', K_when, int(rec[R_DL]), rid)
+  redis.call('ZADD', K_when, rec[R_DL], rid)
 end
 
 -- A suspect stays one until it has ended, whichever way it comes back.
@@ -11,7 +11,7 @@ local function put_back(rid, rec)
   if rec[R_CR] > 0 then
     redis.call('ZADD', K_ready_S, suspect_rank(rec), rid)
   else
-    redis.call('ZADD', K_ready_R, int(rec[R_T0]), rid)
+    redis.call('ZADD', K_ready_R, rec[R_T0], rid)
   end
 end
 
@@ -21,7 +21,7 @@ local function requeue(rid, rec, now, kind, cause)
   save_record(rid, rec)
   away(rid, rec)
   put_back(rid, rec)
-  redis.call('HINCRBY', K_stat, kind, 1)
+  count(kind)
 end
 
 -- K is not the end: the sweep hands it out at once and again every 5 s until `end` has run.
@@ -30,13 +30,13 @@ local function kill(rid, rec, now, code)
   add_event(rec, 'dead', code)
   save_record(rid, rec)
   redis.call('ZREM', K_lease, rid)
-  redis.call('ZADD', K_when, int(now), rid)
-  redis.call('HINCRBY', K_stat, 'dead', 1)
+  redis.call('ZADD', K_when, now, rid)
+  count('dead')
 end
 
 local function crash(rid, rec, now, cause, max_crashes)
   rec[R_CR] = rec[R_CR] + 1
-  redis.call('HINCRBY', K_stat, 'crashes', 1)
+  count('crashes')
   if rec[R_CR] > max_crashes then
     add_event(rec, 'crash', cause)
     kill(rid, rec, now, 'attempts_exhausted')

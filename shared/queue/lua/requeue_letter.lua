@@ -4,7 +4,7 @@
 -- Replies: {OK, position, at} {DUP, position, at} {DONE} {GONE} (no such letter) {FULL, which, queued} {UNKNOWN, pred} {CROWDED, pred}
 -- Moves: nothing to Q (or W, L, K as by submit). A second run finds the record (DUP) or the outcome (DONE).
 -- FLAGS: deny-oom
--- USES: prelude room ready accept predecessors letters
+-- USES: prelude numbers room ready accept predecessors letters
 local now = queue_now()
 local rid, m, caps = ARGV[3], cmsgpack.unpack(ARGV[5]), cmsgpack.unpack(ARGV[6])
 if redis.call('EXISTS', KEYS[NK + 1]) == 1 then return {'DONE'} end
@@ -20,7 +20,7 @@ if full then return {'FULL', full, n_live} end
 local rec = new_record(now, m, '', ARGV[4], rid, awaited, is_failed)
 if not is_failed then depend(rid, m[9], awaited, KEYS, NK + 2, m[4]) end
 take_letter(letter)
-redis.call('HINCRBY', K_stat, 'submitted', 1)
-redis.call('HINCRBY', K_stat, 'requeued', 1)
-ring(now)
+count('submitted')
+count('requeued')
+ring()
 return {'OK', position(rid, rec), int(wall)}

@@ -4,7 +4,7 @@
 -- Replies: {OK, at} {DUP, at} {DONE} {MISMATCH} {FULL, which, queued}
 -- Moves: none. A second run finds the group (DUP). An unused reservation is swept after 30 s.
 -- FLAGS: deny-oom
--- USES: prelude room
+-- USES: prelude numbers room
 local now = queue_now()
 local parent, n, tokens, tenant, digest = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6]
 local caps = cmsgpack.unpack(ARGV[9])
@@ -23,6 +23,6 @@ local full, n_live = take_room(tenant, n, tokens, caps)
 if full then return {'FULL', full, n_live} end
 redis.call('HSET', grp, 'n', n, 'submitted', 0, 'terminal', 0, 'tokens', tokens, 'digest', digest, 'tenant', tenant,
   'apis', ARGV[7], 'delivery', ARGV[8], 't0', int(now), 'at', int(wall), 'cancelled', 0)
-redis.call('ZADD', K_resv, int(now + 30000), parent)
-redis.call('HINCRBY', K_stat, 'lists', 1)
+redis.call('ZADD', K_resv, now + 30000, parent)
+count('lists')
 return {'OK', int(wall)}

@@ -1,30 +1,54 @@
--- How full the queue is, in requests and reserved tokens, of all tenants and of one. Needs the fixed key ten.
+-- How full the queue is, in requests and reserved tokens, of all tenants and of one. Kept here while a command runs, and
+-- written at its end. Needs the fixed key ten.
+
+local everyone, rooms, is_changed = nil, {}, false
+
+local function room_of(tenant)
+  if not rooms[tenant] then
+    local r, t = 'r:' .. tenant, 't:' .. tenant
+    local have = redis.call('HMGET', K_ten, 'r', 't', r, t)
+    everyone = everyone or {n = tonumber(have[1]) or 0, tokens = tonumber(have[2]) or 0}
+    rooms[tenant] = {n = tonumber(have[3]) or 0, tokens = tonumber(have[4]) or 0, r = r, t = t}
+  end
+  return rooms[tenant]
+end
 
 -- Takes room for n requests of `tokens` in all. Replies nil and how many are live now; where that breaks a cap (0 is
 -- none), its name and how many there were.
 local function take_room(tenant, n, tokens, caps)
-  local fields = {'r', 't', 'r:' .. tenant, 't:' .. tenant}
-  local names = {'requests', 'tokens', 'tenant_requests', 'tenant_tokens'}
-  local have, more = redis.call('HMGET', K_ten, unpack(fields)), {n, tokens, n, tokens}
-  local want = {}
-  for i = 1, 4 do
-    local sum = (tonumber(have[i]) or 0) + more[i]
-    if caps[i] > 0 and sum > caps[i] then return names[i], tonumber(have[1]) or 0 end
-    want[2 * i - 1], want[2 * i] = fields[i], int(sum)
-  end
-  redis.call('HSET', K_ten, unpack(want))
-  return nil, (tonumber(have[1]) or 0) + n
+  local own = room_of(tenant)
+  local all_n, all_tokens, own_n, own_tokens =
+    everyone.n + n, everyone.tokens + tokens, own.n + n, own.tokens + tokens
+  if caps[1] > 0 and all_n > caps[1] then return 'requests', everyone.n end
+  if caps[2] > 0 and all_tokens > caps[2] then return 'tokens', everyone.n end
+  if caps[3] > 0 and own_n > caps[3] then return 'tenant_requests', everyone.n end
+  if caps[4] > 0 and own_tokens > caps[4] then return 'tenant_tokens', everyone.n end
+  everyone.n, everyone.tokens, own.n, own.tokens, is_changed = all_n, all_tokens, own_n, own_tokens, true
+  return nil, all_n
 end
 
 -- Gives it back; a tenant with nothing live is forgotten.
 local function give_room(tenant, n, tokens)
-  local r, t = 'r:' .. tenant, 't:' .. tenant
-  local have = redis.call('HMGET', K_ten, 'r', 't', r, t)
-  local function less(i, by) return int((tonumber(have[i]) or 0) - by) end
-  if (tonumber(have[3]) or 0) <= n then
-    redis.call('HSET', K_ten, 'r', less(1, n), 't', less(2, tokens))
-    redis.call('HDEL', K_ten, r, t)
+  local own = room_of(tenant)
+  everyone.n, everyone.tokens, is_changed = everyone.n - n, everyone.tokens - tokens, true
+  if own.n <= n then
+    own.n, own.tokens = 0, 0
   else
-    redis.call('HSET', K_ten, 'r', less(1, n), 't', less(2, tokens), r, less(3, n), t, less(4, tokens))
+    own.n, own.tokens = own.n - n, own.tokens - tokens
   end
+end
+
+at_end[#at_end + 1] = function()
+  if not is_changed then return end
+  local set, gone = {'r', int(everyone.n), 't', int(everyone.tokens)}, {}
+  for _, own in pairs(rooms) do
+    if own.n > 0 then
+      local i = #set
+      set[i + 1], set[i + 2], set[i + 3], set[i + 4] = own.r, int(own.n), own.t, int(own.tokens)
+    else
+      gone[#gone + 1], gone[#gone + 2] = own.r, own.t
+    end
+  end
+  write('HSET', K_ten, set)
+  write('HDEL', K_ten, gone)
 end

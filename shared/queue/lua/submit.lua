@@ -8,7 +8,7 @@
 -- Moves: nothing to Q; to W while a predecessor has not ended, to L before its time, to K where a predecessor did not
 --        finish. A second run finds the record (DUP) or the outcome (DONE).
 -- FLAGS: deny-oom
--- USES: prelude room ready accept predecessors
+-- USES: prelude numbers room ready accept predecessors
 local now = queue_now()
 local rid, payload = ARGV[2], ARGV[3]
 local m, caps = cmsgpack.unpack(ARGV[4]), cmsgpack.unpack(ARGV[5])
@@ -32,7 +32,7 @@ local full, n_live = take_room(m[2], 1, m[3], caps)
 if full then return {'FULL', full, n_live} end
 local rec = new_record(now, m, '', payload, rid, awaited, is_failed)
 if not is_failed then depend(rid, m[9], awaited, KEYS, NK + 3, m[4]) end
-redis.call('HINCRBY', K_stat, 'submitted', 1)
-ring(now)
+count('submitted')
+ring()
 -- The first one of all needs no look at the lanes.
 return {'OK', n_live == 1 and rec[R_ST] == 'Q' and 0 or m[15] ~= 0 and position(rid, rec) or -1, int(wall)}

@@ -35,7 +35,7 @@ while #due < n and looked < 2 * n do
       due[#due + 1] = rid
     end
     if again then
-      redis.call('ZADD', K_when, int(again), rid)
+      redis.call('ZADD', K_when, again, rid)
     else
       redis.call('ZREM', K_when, rid)
     end

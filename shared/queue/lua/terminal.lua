@@ -1,8 +1,19 @@
 -- The terminal step, shared by finish, end and end_missing: outcome, body, notices, counters, parent.
--- Goes with room, ready and dependents (but for end_missing); needs the fixed keys in, live, ready:0..2, ready:R,
--- ready:S, later, lease, when, ten, recent, stat, flags, deps, bell.
+-- Goes with numbers, room, ready and dependents (the last two but for end_missing); needs the fixed keys in, live,
+-- ready:0..2, ready:R, ready:S, later, lease, when, recent, resv, flags.
 
 local STAT = {F = 'finished', C = 'cancelled', E = 'error'}
+
+-- What goes to each result stream: one entry for all the ends of a command, since their reader takes them together anyway.
+local posted = {}
+
+local function post(key, rid, outcome, body)
+  local entry = posted[key] or {}
+  local n = #entry
+  entry[n + 1], entry[n + 2], entry[n + 3], entry[n + 4] = 'i', rid, 'r', outcome
+  if body then entry[n + 5], entry[n + 6] = 'b', body end
+  posted[key] = entry
+end
 
 -- One notice to each api that is declared; returns those that are not.
 local function notice(rid, apis, outs, outcome, body, inline_max)
@@ -11,20 +22,16 @@ local function notice(rid, apis, outs, outcome, body, inline_max)
     local key = outs[api]
     if not key then
       missed[#missed + 1] = api
-    elseif body and #outcome + #body <= inline_max then
-      redis.call('XADD', key, 'NOMKSTREAM', 'MAXLEN', '~', OUT_MAX, '*', 'i', rid, 'r', outcome, 'b', body)
     else
-      redis.call('XADD', key, 'NOMKSTREAM', 'MAXLEN', '~', OUT_MAX, '*', 'i', rid, 'r', outcome)
+      post(key, rid, outcome, body and #outcome + #body <= inline_max and body)
     end
   end
   return missed
 end
 
--- `nth` is a count of ends: the oldest are cut off now and then, not each time.
-local function remember(rid, now, nth)
-  redis.call('ZADD', K_recent, int(now), rid)
-  if nth % 64 == 0 then redis.call('ZREMRANGEBYRANK', K_recent, 0, -RECENT_MAX - 1) end
-end
+local ended = {}
+
+local function remember(rid, now) ended[#ended + 1], ended[#ended + 2] = now, rid end
 
 -- A child of `parent` ended; at the last one the parent gets its own outcome and notice.
 local function count_child(parent, grp_key, res_key, now, ttl_ms, outs)
@@ -38,14 +45,36 @@ local function count_child(parent, grp_key, res_key, now, ttl_ms, outs)
   redis.call('SET', res_key, outcome, 'PX', ttl_ms)
   redis.call('PEXPIRE', grp_key, ttl_ms)
   redis.call('ZREM', K_resv, parent)
-  remember(parent, now, 0)
+  remember(parent, now)
   return notice(parent, split(g[5]), outs, outcome, nil, 0)
+end
+
+local left, entries = {}, {}
+
+local function leave(set, rid)
+  local ids = left[set] or {}
+  left[set], ids[#ids + 1] = ids, rid
+end
+
+at_end[#at_end + 1] = function()
+  for set, ids in pairs(left) do write('ZREM', set, ids) end
+  if #entries > 0 then write('XDEL', K_in, entries) end
+  -- A stream that somebody damaged is its reader's trouble, who finds the outcome by its reconcile.
+  for key, entry in pairs(posted) do
+    redis.pcall('XADD', key, 'NOMKSTREAM', 'MAXLEN', '~', OUT_MAX, '*', unpack(entry))
+  end
+  if #ended == 0 then return end
+  write('ZADD', K_recent, ended)
+  -- The oldest are cut off now and then, not each time.
+  if (tonumber(redis.pcall('ZCARD', K_recent)) or 0) > RECENT_MAX + 64 then
+    write('ZREMRANGEBYRANK', K_recent, {0, -RECENT_MAX - 1})
+  end
 end
 
 -- Out of whichever set its state has it in.
 local function leave_sets(rid, rec)
   if rec[R_ST] == 'R' then
-    redis.call('ZREM', K_lease, rid)
+    leave(K_lease, rid)
   elseif rec[R_ST] == 'L' then
     redis.call('ZREM', K_later, rid)
   elseif rec[R_ST] == 'Q' then
@@ -67,17 +96,18 @@ local function terminate(rid, rec, now, state, code, message, report, body, keys
   redis.call('PEXPIRE', keys[3], body_ttl_ms)
   local needed_ms = release_dependents(rid, state == 'F', now)
   if needed_ms > tonumber(body_ttl_ms) then redis.call('PEXPIRE', keys[2], int(needed_ms)) end
+  if needed_ms > tonumber(ttl_ms) then redis.call('PEXPIRE', keys[1], int(needed_ms)) end
   if #rec[R_DEP] > 0 then leave_predecessors(rid, rec) end
   leave_sets(rid, rec)
-  redis.call('ZREM', K_when, rid)
-  redis.call('HDEL', K_live, rid)
-  redis.call('XDEL', K_in, rec[R_EI])
+  leave(K_when, rid)
+  records[rid] = false
+  entries[#entries + 1] = rec[R_EI]
   give_room(rec[R_TN], 1, rec[R_TK])
-  local nth = redis.call('HINCRBY', K_stat, STAT[state], 1)
-  if code ~= '' then redis.call('HINCRBY', K_stat, 'code:' .. code, 1) end
+  count(STAT[state])
+  if code ~= '' then count('code:' .. code) end
   if rec[R_PA] ~= '' then
     return count_child(rec[R_PA], keys[4], keys[5], now, ttl_ms, outs), outcome
   end
-  remember(rid, now, nth)
+  remember(rid, now)
   return notice(rid, rec[R_APIS], outs, outcome, body, inline_max), outcome
 end
