@@ -17,7 +17,7 @@ from tests.protocol.server import client_of_own_server
 from tests.queue.harness import Shard
 
 KILLS = Path(__file__).with_name("kills.json")
-SEEDS = 60
+SEEDS = 200
 
 
 class Kill(msgspec.Struct, frozen=True):

@@ -108,7 +108,6 @@ MUTANTS = [
         ("redis.call('XADD', K_in, '*', 'i', rid, 'p', payload)", "'0-1'", "S3"),
         ("'i', rid, 'p', payload)", "'i', rid, 'p', 'p')", "S3"),
         ("if full then return {'FULL', full, n_live} end", ""),
-        ("all_n > caps[1] then", "all_n > caps[1] + 1 then"),
         ("all_n > caps[1] then", "all_n > 2 * caps[1] then", "S8"),
         ("return 'tenant_tokens', everyone.n", "return 'tokens', everyone.n"),
         ("math.max(time_of(virtual), time_of(own))", "time_of(virtual)", "S9"),
@@ -249,7 +248,6 @@ MUTANTS = [
         ("if not is_finished then", "if false then"),
         ("if needed_ms > tonumber(body_ttl_ms) then", "if false then"),
         ("if has_ready then ring() end", ""),
-        ("bytes + size > max_bytes and not make_room", "not make_room"),
     ),
     *_rows(
         "end",
@@ -328,7 +326,6 @@ MUTANTS = [
     ),
     *_rows(
         "end",
-        ("if size > max_bytes then return end", ""),
     ),
     *_rows(
         "sweep",
