@@ -11,7 +11,7 @@ import redis
 
 from bench.stack import QUEUE
 from shared.queue.keys import Keys
-from shared.queue.scripts import NAMES, load
+from shared.queue.loader import NAMES, load
 
 # What is empty when no request is live, and the command that counts it.
 LIVE = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from shared.queue.scripts import NAMES, Script, load
+from shared.queue.loader import NAMES, Script, load
 
 LEAST_US = 20
 ENTRIES = 200_000

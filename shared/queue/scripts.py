@@ -1,76 +1,17 @@
-"""Loads `lua/*.lua` and gives each script a typed face; knows keys and arguments, not connections.
-
-A script's header is the single source: `KEYS` names its fixed keys (before the bar), `USES` the shared
-pieces put in front of it, `FLAGS` what a full broker refuses.
-"""
+"""Gives each script a typed face; knows keys and arguments, not connections."""
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import msgspec
 
 from shared import codec
 from shared.queue.keys import Keys
+from shared.queue.loader import NAMES, Script, load
 
 Arg = str | bytes | int | float
-
-
-# A script's own text is a function of its keys and arguments, whether it is run once or several times in a command.
-# What its pieces have put off until the end of the command is done then, also where a run has failed.
-_RUN = """
-local function run(KEYS, ARGV)
-%s
-end
-
-local function conclude()
-  for i = 1, #at_end do at_end[i]() end
-end
-
--- What a run says, now that all is written. What a failed command throws is a table or a string, by the server's
--- release; who is told OK must hear of a write that failed at the end.
-local function told(is_done, reply)
-  if not is_done then return {err = type(reply) == 'table' and reply.err or 'ERR ' .. tostring(reply)} end
-  return failed and reply[1] == 'OK' and failed or reply
-end
-"""
-_ONCE = """
-local is_done, reply = pcall(run, KEYS, ARGV)
-conclude()
-return told(is_done, reply)
-"""
-_SEVERAL = """
-local done, replies, k, a = {}, {}, N_FIXED, 3
-for i = 1, tonumber(ARGV[2]) do
-  local n_keys, n_args = tonumber(ARGV[a]), tonumber(ARGV[a + 1])
-  done[i], replies[i] = pcall(run, {unpack(KEYS, k + 1, k + n_keys)}, {ARGV[1], unpack(ARGV, a + 2, a + 1 + n_args)})
-  k, a = k + n_keys, a + 2 + n_args
-end
-conclude()
-for i = 1, #replies do replies[i] = told(done[i], replies[i]) end
-return replies
-"""
-
-
-class Script(msgspec.Struct, frozen=True):
-    """`source` is what the server runs. `several`: what it is given for several runs in one command."""
-
-    name: str
-    source: str
-    sha: str
-    fixed: tuple[str, ...]
-    several: Script | None = None
-
-    @classmethod
-    def of(
-        cls, name: str, fixed: tuple[str, ...], source: str, several: Script | None = None
-    ) -> Script:
-        return cls(name, source, hashlib.sha1(source.encode()).hexdigest(), fixed, several)
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -91,85 +32,6 @@ class Call(msgspec.Struct, frozen=True):
     def loading_command(self) -> tuple[Arg, ...]:
         """For a server that does not have the script: it is there from this run on."""
         return ("EVAL", self.script.source, len(self.keys), *self.keys, *self.args)
-
-
-NAMES = (
-    "submit",
-    "reserve",
-    "submit_many",
-    "claim",
-    "beat",
-    "emit",
-    "finish",
-    "end",
-    "end_missing",
-    "nack",
-    "reap",
-    "sweep",
-    "promote",
-    "tick",
-    "peek",
-    "attach",
-    "notify",
-    "settle",
-    "stats",
-    "prune",
-    "set_prompt",
-    "drop",
-    "list_letters",
-    "requeue_letter",
-    "drop_letter",
-)
-
-
-# Whose runs may share a command. What one of them changes the next must find: so these read records, room and virtual
-# times by the pieces that keep them, and nothing else that a run before may have put off.
-MERGED = frozenset({"submit", "finish"})
-
-
-@cache
-def load(name: str) -> Script:
-    """Put together one script's source: flags line, key locals, shared pieces, its own text."""
-    folder = files("shared.queue").joinpath("lua")
-    text = folder.joinpath(f"{name}.lua").read_text(encoding="utf-8")
-    header = _header(text)
-    fixed = tuple(header["KEYS"].partition("|")[0].split())
-    flags = [flag for flag in header["FLAGS"].split() if flag != "deny-oom"]
-    head = "#!lua" + (f" flags={','.join(flags)}" if flags else "")
-    names = ", ".join("K_" + key.replace(":", "_") for key in fixed)
-    values = ", ".join(f"KEYS[{i + 1}]" for i in range(len(fixed)))
-    pieces = [
-        folder.joinpath(f"{use}.lua").read_text(encoding="utf-8") for use in header["USES"].split()
-    ]
-    keys = f"local {names} = {values}"
-
-    def source(n_before: int, ending: str) -> str:
-        """`n_before`: of the keys that a run is given, those that are fixed."""
-        return "\n".join(
-            [head, f"local NK = {n_before}", keys, *pieces, _RUN.replace("%s", text), ending]
-        )
-
-    several = None
-    if name in MERGED:
-        text_of_several = source(0, _SEVERAL.replace("N_FIXED", str(len(fixed))))
-        several = Script.of(f"{name}, several", fixed, with_places(text_of_several))
-    return Script.of(name, fixed, with_places(source(len(fixed), _ONCE)), several)
-
-
-def with_places(text: str) -> str:
-    """Each field's place in the record for its name. Raises KeyError for a name that is none."""
-    return re.sub(r"\bR_(\w+)", lambda found: str(_places()[found[1]]), text)
-
-
-@cache
-def _places() -> dict[str, int]:
-    prelude = files("shared.queue").joinpath("lua/prelude.lua").read_text(encoding="utf-8")
-    return {name: i for i, name in enumerate(_header(prelude)["FIELDS"].split(), 1)}
-
-
-def _header(text: str) -> dict[str, str]:
-    """Its lines `-- NAME: …`."""
-    return dict(re.findall(r"^-- ([A-Z]+): ?(.*)$", text, re.MULTILINE))
 
 
 class Scripts:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.queue.scripts import NAMES
+from shared.queue.loader import NAMES
 from tests.docs.script_reference import BEGIN, END, FIELDS, LUA, PAGE, header, reference
 
 SCRIPTS = [LUA / f"{name}.lua" for name in NAMES]

@@ -16,7 +16,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from shared.queue.scripts import load
+from shared.queue.loader import load
 from tests.chaos.history import History, Strike, Wipe
 from tests.chaos.oracle import RECONCILED_S
 from tests.chaos.parts import Part

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shared.queue.scripts import NAMES
+from shared.queue.loader import NAMES
 from tests.architecture.source_tree import ROOT
 
 LUA = ROOT / "shared" / "queue" / "lua"

@@ -11,7 +11,7 @@ import hashlib
 
 import msgspec
 
-from shared.queue.scripts import NAMES, Script, load, with_places
+from shared.queue.loader import NAMES, Script, load, placed
 
 
 class Mutant(msgspec.Struct, frozen=True):
@@ -26,10 +26,20 @@ class Mutant(msgspec.Struct, frozen=True):
         """By name, without the guard. Raises where it is not in their source any more."""
         mutated = {}
         for name in NAMES if self.script == "*" else (self.script,):
-            source, guard = load(name).source, with_places(self.guard)
+            script = load(name)
+            source, guard = script.source, self._placed(self.guard, script)
+            if self.script == "*" and guard not in source:
+                continue  # it has no use for the piece
             assert source.count(guard) == 1, f"{name} has no such guard: {self.guard}"
-            mutated[name] = script_of(name, source.replace(guard, with_places(self.becomes)))
+            mutated[name] = script_of(
+                name, source.replace(guard, self._placed(self.becomes, script))
+            )
+        assert mutated, f"no script has such a guard: {self.guard}"
         return mutated
+
+    @staticmethod
+    def _placed(text: str, script: Script) -> str:
+        return placed(text, script.fixed, len(script.fixed))
 
     def __str__(self) -> str:
         return f"{self.script}: {self.guard} -> {self.becomes}"

@@ -9,7 +9,8 @@ import redis
 from msgspec.structs import replace
 
 from shared import codec
-from shared.queue.scripts import Call, Script
+from shared.queue.loader import Script
+from shared.queue.scripts import Call
 from tests.protocol.history import History
 from tests.protocol.invariants import check_again
 from tests.protocol.model import Model

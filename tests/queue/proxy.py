@@ -15,7 +15,7 @@ from typing import Any
 
 import hiredis
 
-from shared.queue.scripts import NAMES, load
+from shared.queue.loader import NAMES, load
 
 SCRIPTS = {load(name).sha: name for name in NAMES}
 

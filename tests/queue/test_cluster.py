@@ -14,7 +14,8 @@ import pytest
 import redis
 
 from shared.queue.consumer import Finished
-from shared.queue.scripts import NAMES, Call
+from shared.queue.loader import NAMES
+from shared.queue.scripts import Call
 from shared.request import Body
 from tests.queue.harness import Shard
 from tests.queue.pair import FREE, INFO, pair_on, serving

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.queue.scripts import NAMES, load
+from shared.queue.loader import NAMES, load
 from tests.queue.harness import LEASE_MS, Shard
 
 SILENT_MS = 4 * LEASE_MS

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from shared.queue.consumer import Finished
-from shared.queue.scripts import NAMES, load
+from shared.queue.loader import NAMES, load
 from shared.request import Body, Report, Usage
 from tests.queue.pair import FREE, Pair, pair_on, serving
 from tests.queue.proxy import Cut, Fault, Proxy, proxy_to

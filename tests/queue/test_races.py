@@ -17,7 +17,8 @@ from shared import codec
 from shared.errors import IdempotencyMismatch
 from shared.queue.consumer import Finished
 from shared.queue.keys import Keys
-from shared.queue.scripts import Call, load
+from shared.queue.loader import load
+from shared.queue.scripts import Call
 from shared.request import Body
 from tests.queue.harness import LETTERS_MAX_BYTES, NO_CAPS, TTL_MS, Shard
 from tests.queue.pair import FREE, INFO, Pair, pair_on, serving, until

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shared.queue.scripts import NAMES, Call
+from shared.queue.loader import NAMES
+from shared.queue.scripts import Call
 from tests.protocol.reader import Reader
 from tests.queue.harness import INFO, LEASE_MS, LETTERS_MAX_BYTES, NO_CAPS, TTL_MS, Shard
 from tests.queue.test_dead_letters import kill, letters

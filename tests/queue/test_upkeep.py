@@ -6,7 +6,7 @@ import pytest
 
 from shared.queue import stats
 from shared.queue.fitness import LAYOUT
-from shared.queue.scripts import NAMES, load
+from shared.queue.loader import NAMES, load
 from tests.queue.harness import LEASE_MS, Shard
 
 

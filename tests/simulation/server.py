@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import hiredis
 
-from shared.queue.scripts import NAMES, load
+from shared.queue.loader import NAMES, load
 from tests.simulation.loop import VirtualLoop
 
 START_MS = 1_800_000_000_000

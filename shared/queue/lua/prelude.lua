@@ -1,8 +1,8 @@
 -- Shared by every script: the layout of records and outcomes, the queue clock.
--- The loader puts in front of it one local per fixed key (K_in, K_live, K_ready_0, ...) and NK, their number.
+-- The loader puts numbers and places where names stand: of fixed keys (K_in, K_live, K_ready_0, ...), of their count (NK)
+-- and of a record's fields (R_ST), since what a script defines is made anew for each command.
 
--- Record: a packed array, no nil in it. Its order is that of shared/request.py Record; the loader puts a field's place where
--- its name stands, as R_ST: what a script names is made anew for each of its runs.
+-- Record: a packed array, no nil in it. Its order is that of shared/request.py Record.
 -- FIELDS: V ST EI LN TN TK T0 DL QT W TOK ST0 GR CR AT APIS FL DG PA DEP WH EV TP CT TAG HELD NB WT
 -- A release that adds fields at the end keeps the version. It goes up where a field's meaning changes.
 local RECORD_V, EXACT = 1, 2 ^ 53

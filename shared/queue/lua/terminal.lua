@@ -66,9 +66,7 @@ at_end[#at_end + 1] = function()
   if #ended == 0 then return end
   write('ZADD', K_recent, ended)
   -- The oldest are cut off now and then, not each time.
-  if (tonumber(redis.pcall('ZCARD', K_recent)) or 0) > RECENT_MAX + 64 then
-    write('ZREMRANGEBYRANK', K_recent, {0, -RECENT_MAX - 1})
-  end
+  if ended[1] % 64 == 0 then write('ZREMRANGEBYRANK', K_recent, {0, -RECENT_MAX - 1}) end
 end
 
 -- Out of whichever set its state has it in.
