@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,9 +51,12 @@ class Claimed(msgspec.Struct, frozen=True):
 
 
 class _Shard:
-    """The claims on one shard: numbered, one at a time, the number kept until its reply is here."""
+    """The claims on one shard: numbered, one at a time, the number kept until its reply is here.
 
-    __slots__ = ("claiming", "complaint", "scripts", "seen", "seq", "suspects")
+    `is_open`: it is not known what came of the last one.
+    """
+
+    __slots__ = ("complaint", "is_open", "scripts", "seen", "seq", "suspects")
 
     def __init__(self, scripts: Scripts) -> None:
         self.scripts = scripts
@@ -64,7 +66,7 @@ class _Shard:
         self.seq = 1 + secrets.randbits(31)
         self.seen = 0
         self.suspects = 0  # as it was told last
-        self.claiming: asyncio.Future[Any] | None = None
+        self.is_open = False
 
 
 class Claiming:
@@ -109,10 +111,11 @@ class Claiming:
     async def under_way(self) -> list[Grant]:
         """What earlier claims were given that nobody has got: for a worker that claims no more."""
         for shard in self._all:
-            if shard.claiming is not None:
-                done = await asyncio.gather(shard.claiming, return_exceptions=True)
-                if not isinstance(done[0], BaseException):
-                    self._parts.append(self._taken(shard, done[0]))
+            if shard.is_open:
+                try:
+                    self._parts.append(await self._claim(shard, 0, True, 1, 1))
+                except Exception:
+                    shard.complaint.tell()  # what it may have been given comes back with its lease
         parts, self._parts = self._parts, []
         return [grant for part in parts for grant in part.grants]
 
@@ -141,20 +144,14 @@ class Claiming:
     async def _claim(
         self, shard: _Shard, n: int, is_idle: bool, slots: int, max_bytes: int
     ) -> Claimed:
-        if shard.claiming is None:
-            # On BrokerUnavailable the number stays: the next claim repeats it and gets the same grants.
-            shard.claiming = self._line.run(
-                shard.scripts.claim(
-                    self._worker, shard.seq, n, max_bytes, self._lease_ms, is_idle, slots
-                )
+        # Whatever comes between call and reply, the number stays: the next claim repeats it and gets the same grants.
+        shard.is_open = True
+        reply = await self._line.run(
+            shard.scripts.claim(
+                self._worker, shard.seq, n, max_bytes, self._lease_ms, is_idle, slots
             )
-        try:
-            reply = await asyncio.shield(shard.claiming)
-        except Exception:
-            shard.claiming = None
-            raise
-        # Cleared only once the caller has it: whoever was cancelled meanwhile leaves it for the next.
-        shard.claiming = None
+        )
+        shard.is_open = False
         return self._taken(shard, reply)
 
     def _taken(self, shard: _Shard, reply: list[Any]) -> Claimed:

@@ -9,9 +9,11 @@ local function position(rid, rec)
   return ahead + (redis.call('ZRANK', LANES[rec[R_LN]], rid) or 0)
 end
 
-local dues = {}
+local dues
 
-at_end[#at_end + 1] = function() write('ZADD', K_when, dues) end
+at_end[#at_end + 1] = function()
+  if dues then write('ZADD', K_when, dues) end
+end
 
 -- `awaited`: the predecessors that have not ended. `is_failed`: one of them did not finish, so the sweep ends this.
 local function new_record(now, m, parent, payload, rid, awaited, is_failed)
@@ -30,6 +32,6 @@ local function new_record(now, m, parent, payload, rid, awaited, is_failed)
     make_ready(rid, rec, now)
   end
   save_record(rid, rec)
-  dues[#dues + 1], dues[#dues + 2] = due, rid
+  dues = add(dues, due, rid)
   return rec
 end

@@ -22,8 +22,8 @@ local function move_time(field, time) times[field], moved[field] = time, time en
 
 at_end[#at_end + 1] = function()
   for what, by in pairs(counted) do write('HINCRBY', K_stat, {what, int(by)}) end
-  local set = {}
-  for field, time in pairs(moved) do set[#set + 1], set[#set + 2] = field, real(time) end
-  if #set > 0 then write('HSET', K_tags, set) end
+  local set
+  for field, time in pairs(moved) do set = add(set, field, real(time)) end
+  if set then write('HSET', K_tags, set) end
   if is_ringing then write('ZADD', K_bell, {(queue_now()), 'w'}) end
 end

@@ -25,11 +25,20 @@ local at_end = {}
 local failed
 
 local function write(command, key, args)
+  local n = #args
   -- In parts, since only so much can be unpacked at once; an even number, since they may be pairs.
-  for i = 1, #args, 2000 do
-    local reply = redis.pcall(command, key, unpack(args, i, math.min(i + 1999, #args)))
-    if type(reply) == 'table' and reply.err then failed = failed or reply end
+  for i = 1, n, 2000 do
+    local reply = redis.pcall(command, key, unpack(args, i, n - i < 2000 and n or i + 1999))
+    if type(reply) == 'table' then failed = failed or reply end
   end
+end
+
+-- One more of what is written at the end: most commands have one, so that a list is made with it.
+local function add(list, a, b)
+  if not list then return {a, b} end
+  local n = #list
+  list[n + 1], list[n + 2] = a, b
+  return list
 end
 
 -- The server's own clock, which events tell: people read them. Everything that is compared goes by the queue clock.
@@ -108,17 +117,12 @@ local function save_record(rid, rec)
 end
 
 at_end[#at_end + 1] = function()
-  if not next(records) then return end
-  local set, gone = {}, {}
+  local set, gone
   for rid, raw in pairs(records) do
-    if raw then
-      set[#set + 1], set[#set + 2] = rid, raw
-    else
-      gone[#gone + 1] = rid
-    end
+    if raw then set = add(set, rid, raw) else gone = add(gone, rid) end
   end
-  write('HSET', K_live, set)
-  write('HDEL', K_live, gone)
+  if set then write('HSET', K_live, set) end
+  if gone then write('HDEL', K_live, gone) end
 end
 
 local function add_event(rec, kind, detail)

@@ -40,15 +40,14 @@ end
 
 at_end[#at_end + 1] = function()
   if not is_changed then return end
-  local set, gone = {'r', int(everyone.n), 't', int(everyone.tokens)}, {}
+  local set, gone = {'r', int(everyone.n), 't', int(everyone.tokens)}, nil
   for _, own in pairs(rooms) do
     if own.n > 0 then
-      local i = #set
-      set[i + 1], set[i + 2], set[i + 3], set[i + 4] = own.r, int(own.n), own.t, int(own.tokens)
+      add(add(set, own.r, int(own.n)), own.t, int(own.tokens))
     else
-      gone[#gone + 1], gone[#gone + 2] = own.r, own.t
+      gone = add(gone, own.r, own.t)
     end
   end
   write('HSET', K_ten, set)
-  write('HDEL', K_ten, gone)
+  if gone then write('HDEL', K_ten, gone) end
 end

@@ -8,11 +8,8 @@ local STAT = {F = 'finished', C = 'cancelled', E = 'error'}
 local posted = {}
 
 local function post(key, rid, outcome, body)
-  local entry = posted[key] or {}
-  local n = #entry
-  entry[n + 1], entry[n + 2], entry[n + 3], entry[n + 4] = 'i', rid, 'r', outcome
-  if body then entry[n + 5], entry[n + 6] = 'b', body end
-  posted[key] = entry
+  posted[key] = add(add(posted[key], 'i', rid), 'r', outcome)
+  if body then add(posted[key], 'b', body) end
 end
 
 -- One notice to each api that is declared; returns those that are not.
@@ -29,9 +26,9 @@ local function notice(rid, apis, outs, outcome, body, inline_max)
   return missed
 end
 
-local ended = {}
+local ended
 
-local function remember(rid, now) ended[#ended + 1], ended[#ended + 2] = now, rid end
+local function remember(rid, now) ended = add(ended, now, rid) end
 
 -- A child of `parent` ended; at the last one the parent gets its own outcome and notice.
 local function count_child(parent, grp_key, res_key, now, ttl_ms, outs)
@@ -49,21 +46,18 @@ local function count_child(parent, grp_key, res_key, now, ttl_ms, outs)
   return notice(parent, split(g[5]), outs, outcome, nil, 0)
 end
 
-local left, entries = {}, {}
+local left, entries = {}, nil
 
-local function leave(set, rid)
-  local ids = left[set] or {}
-  left[set], ids[#ids + 1] = ids, rid
-end
+local function leave(set, rid) left[set] = add(left[set], rid) end
 
 at_end[#at_end + 1] = function()
   for set, ids in pairs(left) do write('ZREM', set, ids) end
-  if #entries > 0 then write('XDEL', K_in, entries) end
+  if entries then write('XDEL', K_in, entries) end
   -- A stream that somebody damaged is its reader's trouble, who finds the outcome by its reconcile.
   for key, entry in pairs(posted) do
     redis.pcall('XADD', key, 'NOMKSTREAM', 'MAXLEN', '~', OUT_MAX, '*', unpack(entry))
   end
-  if #ended == 0 then return end
+  if not ended then return end
   write('ZADD', K_recent, ended)
   -- The oldest are cut off now and then, not each time.
   if ended[1] % 64 == 0 then write('ZREMRANGEBYRANK', K_recent, {0, -RECENT_MAX - 1}) end
@@ -99,7 +93,7 @@ local function terminate(rid, rec, now, state, code, message, report, body, keys
   leave_sets(rid, rec)
   leave(K_when, rid)
   records[rid] = false
-  entries[#entries + 1] = rec[R_EI]
+  entries = add(entries, rec[R_EI])
   give_room(rec[R_TN], 1, rec[R_TK])
   count(STAT[state])
   if code ~= '' then count('code:' .. code) end
