@@ -86,10 +86,10 @@ class Claiming:
         """Up to n requests; raises BrokerUnavailable. Cancelled, it leaves what it had to the next one."""
         failure: Exception | None = None
         asked = 0
-        for turn in range(len(self._all)):
+        # Where something may have been given already comes first: it is given again, whatever room there is by then.
+        for shard in sorted(self._in_turn(), key=lambda shard: not shard.is_open):
             if self._parts and not self._wants_more(n):
                 break
-            shard = self._all[(self.first + turn) % len(self._all)]
             got = sum(len(part.grants) for part in self._parts)
             asked += 1
             try:
@@ -135,6 +135,9 @@ class Claiming:
             for start in range(0, max(1, len(here)), BEAT_MAX):
                 part = {rid: held[rid] for rid in here[start : start + BEAT_MAX]}
                 yield shard.scripts, shard.seen if start == 0 else 0, part
+
+    def _in_turn(self) -> list[_Shard]:
+        return [*self._all[self.first :], *self._all[: self.first]]
 
     def _wants_more(self, n: int) -> bool:
         """Suspects come alone, so that nothing of another shard may come beside them."""

@@ -59,7 +59,7 @@ local function conclude()
 end
 
 -- What a run says, now that all is written. What a failed command throws is a table or a string, by the server's
--- release; who is told OK must hear of a write that failed at the end.
+-- release. Of several, who is told OK must hear of a write that failed at the end.
 local function told(is_done, reply)
   if not is_done then return {err = type(reply) == 'table' and reply.err or 'ERR ' .. tostring(reply)} end
   return failed and reply[1] == 'OK' and failed or reply
@@ -68,7 +68,7 @@ end
 _ONCE = """
 local is_done, reply = pcall(run, KEYS, ARGV)
 conclude()
-return told(is_done, reply)
+return failed or told(is_done, reply)
 """
 _SEVERAL = """
 local done, replies, k, a = {}, {}, N_FIXED, 3

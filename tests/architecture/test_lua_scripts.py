@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.queue.loader import NAMES
+from shared.queue.loader import NAMES, load
 from tests.docs.script_reference import BEGIN, END, FIELDS, LUA, PAGE, header, reference
 
 SCRIPTS = [LUA / f"{name}.lua" for name in NAMES]
@@ -63,3 +63,37 @@ def test_the_docs_say_what_the_headers_say() -> None:
     """Otherwise: `python -m tests.docs.script_reference`."""
     written = PAGE.read_text("utf-8").partition(BEGIN)[2].partition(END)[0]
     assert written == reference()
+
+
+def code_of(name: str) -> str:
+    """What the server is given, without comments and strings."""
+    text = re.sub(r"--.*", "", load(name).source)
+    return re.sub(r"'[^'\n]*'", "''", text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_loaded_script_names_nothing_that_it_lacks(name: str) -> None:
+    """What the loader leaves out is what nobody uses; and a mistyped key would be nil."""
+    code = code_of(name)
+    locals_ = {
+        word
+        for line in re.findall(r"\blocal (?:function )?([\w, ]+)", code)
+        for word in re.findall(r"\w+", line)
+    }
+    called = set(re.findall(r"(?<![.\w:])([A-Za-z_]\w*)\s*\(", code))
+    params = {
+        word
+        for line in re.findall(r"function\s*\w*\(([\w, ]*)\)", code)
+        for word in line.split(", ")
+    }
+    known = {"pcall", "tonumber", "tostring", "type", "unpack", "ipairs", "pairs", "next", "select"}
+    words = {"function", "if", "while", "until", "and", "or", "not", "return", "elseif", "in"}
+    assert called - words <= known | locals_ | params
+
+
+def test_a_piece_names_keys_that_there_are() -> None:
+    fixed = {key for path in SCRIPTS for key in header(path)["KEYS"].partition("|")[0].split()}
+    declared = {f"K_{key.replace(':', '_')}" for key in fixed}
+    for piece in {piece for path in SCRIPTS for piece in pieces(path)}:
+        code = re.sub(r"--.*", "", (LUA / f"{piece}.lua").read_text("utf-8"))
+        assert set(re.findall(r"\bK_\w+", code)) <= declared, piece

@@ -1,4 +1,4 @@
-"""A key of the queue that somebody has overwritten costs what it held, and no request."""
+"""A key of the queue that somebody has overwritten, with another type in it for a while."""
 
 from __future__ import annotations
 

@@ -223,14 +223,17 @@ async def test_beats_keep_a_claim_and_tell_of_its_loss(pair: Pair) -> None:
 
 
 async def test_a_cancelled_claim_strands_nothing(pair: Pair) -> None:
-    await pair.producer.submit(pair.req(), FREE)
+    for _ in range(2):
+        await pair.producer.submit(pair.req(), FREE)
+    await pair.consumer._line.run(("PING",))  # so that there is a connection on which it goes out
     claiming = asyncio.create_task(pair.consumer.claim(1, is_idle=True))
     await asyncio.sleep(0)
     claiming.cancel()
     await asyncio.gather(claiming, return_exceptions=True)
+    assert (await pair.producer.stats()).running == 1
     await pair.consumer.leave()
     stats = await pair.producer.stats()
-    assert (stats.queued, stats.running) == (1, 0)
+    assert (stats.queued, stats.running) == (2, 0)
 
 
 async def test_a_lost_notice_is_mended_by_the_reconcile(pair: Pair, broker_url: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shared.errors import QueueFull
+from shared.errors import BrokerUnavailable, QueueFull
 from shared.queue.shards import Shards
 from shared.queue.snapshot import Caps
 from shared.request import queue_and_shard
@@ -50,6 +50,26 @@ async def test_one_claim_takes_from_every_shard_and_no_more_than_it_asked_for(pa
     assert len(second.grants) == 4
     assert second.remaining == 0
     assert {place(g.id) for g in (*first.grants, *second.grants)} == {0, 1, 2}
+
+
+async def test_what_a_lost_reply_held_counts_for_the_next_claim_before_other_shards_are_asked(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(3 * 5):
+        await pair.producer.submit(pair.req(str(i)), FREE)
+    run = pair.consumer._line.run
+
+    async def lose(call: Any, *, patient: bool = False) -> Any:
+        await run(call)
+        raise BrokerUnavailable("the reply was lost", retry_after_s=1)
+
+    monkeypatch.setattr(pair.consumer._line, "run", lose)
+    with pytest.raises(BrokerUnavailable):
+        await pair.consumer.claim(6, is_idle=True)
+    monkeypatch.setattr(pair.consumer._line, "run", run)
+    claimed = await pair.consumer.claim(6, is_idle=True)
+    assert len(claimed.grants) == 6
+    assert (await pair.producer.stats()).running == 6
 
 
 @pytest.mark.parametrize("asked_shards", range(N + 1))
