@@ -41,8 +41,8 @@ class Size:
     rounds: int
 
 
-SMALL = Size(Turn(ALONE, 1.3, 0.3), Turn(ALONE, 1.0, 0.3), 1)
-LARGE = Size(Turn(64, 1.5, 0.3), Turn(64, 1.5, 0.4), 2)
+SMALL = Size(Turn(ALONE, 2.0, 0.5), Turn(ALONE, 1.5, 0.5), 1)
+LARGE = Size(Turn(64, 2.0, 0.5), Turn(64, 2.0, 0.5), 2)
 # Without peers: as long as with them.
 LATENCY = Size(Turn(ALONE, 3.0, 0.5), Turn(ALONE, 0.0, 0.0), 1)
 OURS = "sluice"

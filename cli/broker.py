@@ -50,6 +50,8 @@ class Broker:
             # `everysec` loses a second or two on power loss, and as good as nothing when the process is killed.
             "appendfsync": "always" if self.durable else "everysec",
             "aof-use-rdb-preamble": "yes",
+            # Most of what the log tells is over. From 64 MB on, as it comes, a busy one is rewritten all the time.
+            "auto-aof-rewrite-min-size": "128mb",
             "save": "",
             # A queue that evicts is a queue that loses: full means that submits are refused.
             "maxmemory-policy": "noeviction",

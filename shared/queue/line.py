@@ -49,9 +49,7 @@ class _Entry:
         self.call = call
         self.deadline = deadline
         self.future = future
-        # Near enough: the payloads among its arguments, in bytes.
-        args = call.args if isinstance(call, Call) else call
-        self.size = sum([len(arg) for arg in args if isinstance(arg, bytes)])
+        self.size = merging.size_of(call)
         self.times_sent = 0
         self.was_refused = False
 
@@ -184,7 +182,7 @@ class Line:
         if len(entries) == 1:
             self._put([_Sent(entries, now)], wire)
             return
-        groups = merging.runs([entry.call for entry in entries])
+        groups = merging.runs([e.call for e in entries], [e.size for e in entries])
         self._put([_Sent([entries[i] for i in places], now) for places in groups], wire)
 
     def _put(self, commands: Iterable[_Sent], wire: Wire) -> None:

@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from shared.queue.scripts import Arg, Call
+from shared.queue.wire import Command
 
 MOST = 8  # runs in one command: the server does nothing else meanwhile
 MOST_BYTES = 256 << 10
 
 
-def runs(calls: Iterable[object]) -> Iterator[list[int]]:
+def runs(calls: Sequence[Call | Command], sizes: Iterable[int]) -> Iterator[list[int]]:
     """Places of neighbours that may travel as one, in order; every place is in one of them."""
     run: list[int] = []
     first: Call | None = None
     size = 0
-    for place, call in enumerate(calls):
+    for place, (call, more) in enumerate(zip(calls, sizes, strict=True)):
         fits = first is not None and len(run) < MOST and _are_alike(first, call)
-        more = _size(call)
         if run and not (fits and size + more <= MOST_BYTES):
             yield run
             run, size = [], 0
@@ -47,14 +47,15 @@ def merged(calls: Sequence[Call]) -> Call:
     return Call(script, tuple(keys), tuple(args))
 
 
-def _are_alike(first: Call, call: object) -> bool:
+def _are_alike(first: Call, call: Call | Command) -> bool:
     """The same script over the same shard's keys, by the same clock."""
     if not isinstance(call, Call) or call.script is not first.script:
         return False
-    n_fixed = len(first.script.fixed)
-    return call.args[0] == first.args[0] and call.keys[:n_fixed] == first.keys[:n_fixed]
+    # The first fixed key names the shard as well as all of them.
+    return call.args[0] == first.args[0] and call.keys[0] == first.keys[0]
 
 
-def _size(call: object) -> int:
-    args = call.args if isinstance(call, Call) else ()
-    return sum(len(arg) for arg in args if isinstance(arg, bytes))
+def size_of(call: Call | Command) -> int:
+    """Near enough: the payloads among its arguments, in bytes."""
+    args = call.args if isinstance(call, Call) else call
+    return sum([len(arg) for arg in args if isinstance(arg, bytes)])

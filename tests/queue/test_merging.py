@@ -43,6 +43,10 @@ def scripts(queue_name: str) -> Scripts:
     return Scripts(Keys(queue_name))
 
 
+def runs(calls: list[Any]) -> list[list[int]]:
+    return list(merging.runs(calls, map(merging.size_of, calls)))
+
+
 def submits(scripts: Scripts, n: int, payload: bytes = b"p", start: int = 0) -> list[Call]:
     return [scripts.submit(f"q.0-{i:04d}", payload, META, NO_CAPS) for i in range(start, start + n)]
 
@@ -146,12 +150,12 @@ async def test_a_full_broker_refuses_every_submit_of_a_burst(queue_name: str) ->
 def test_shards_and_other_scripts_are_not_put_together() -> None:
     one, other = Scripts(Keys("q", 0)), Scripts(Keys("q", 1))
     calls = [*submits(one, 2), *submits(other, 2), one.peek("q.0-a"), one.peek("q.0-b"), ("PING",)]
-    assert list(merging.runs(calls)) == [[0, 1], [2, 3], [4], [5], [6]]
+    assert runs(calls) == [[0, 1], [2, 3], [4], [5], [6]]
 
 
 def test_large_payloads_do_not_pile_up_in_one_command() -> None:
     calls = submits(Scripts(Keys("q")), 5, payload=bytes(merging.MOST_BYTES // 2))
-    assert all(len(run) <= 2 for run in merging.runs(calls))
+    assert all(len(run) <= 2 for run in runs(calls))
 
 
 @given(st.lists(st.sampled_from(("submit", "peek", "ping")), max_size=120))
@@ -159,12 +163,12 @@ def test_every_call_goes_once_and_in_order(kinds: list[str]) -> None:
     scripts = Scripts(Keys("q"))
     submit, peek = submits(scripts, 1)[0], scripts.peek("q.0-a")
     calls = [{"submit": submit, "peek": peek, "ping": ("PING",)}[kind] for kind in kinds]
-    runs = list(merging.runs(calls))
-    assert [place for run in runs for place in run] == list(range(len(calls)))
-    for run in runs:
+    all_runs = runs(calls)
+    assert [place for run in all_runs for place in run] == list(range(len(calls)))
+    for run in all_runs:
         assert 1 <= len(run) <= merging.MOST
         assert len(run) == 1 or all(calls[place] is submit for place in run)
-    for before, after in pairwise(runs):
+    for before, after in pairwise(all_runs):
         both_submit = calls[before[-1]] is submit and calls[after[0]] is submit
         assert not both_submit or len(before) == merging.MOST
 
@@ -196,7 +200,7 @@ class Both:
         one_by_one = [self._sent(call) for call in make(self.alone)]
         calls = make(self.merged)
         together: list[Any] = []
-        for places in merging.runs(calls):
+        for places in runs(calls):
             part = [calls[place] for place in places]
             reply = self._sent(merging.merged(part) if len(part) > 1 else part[0])
             together += reply if len(part) > 1 else [reply]
