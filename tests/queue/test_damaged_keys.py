@@ -58,6 +58,23 @@ def test_turns_that_cannot_be_read_keep_nothing_from_becoming_ready(shard: Shard
     assert [shard.state(f"q.0-{name}") for name in ("a", "later", "after")] == ["F", "Q", "Q"]
 
 
+def test_a_lane_that_is_none_keeps_no_end_from_being_whole(shard: Shard) -> None:
+    shard.submit("q.0-a")
+    shard.submit("q.0-after", depends=["q.0-a"])
+    rid, token = shard.grant()
+    with damaged(shard, "ready:1"):
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            shard.finish(rid, token)
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            shard.submit("q.0-new")
+    assert shard.finish(rid, token) == [b"ALREADY"]
+    assert shard.state("q.0-a") == "F"
+    for other in ("q.0-after", "q.0-new"):
+        assert shard.state(other) == "Q", "known, and its caller may end it"
+        assert shard.end(other, "cancel")[0] == b"OK"
+    assert shard.client.hget(shard.keys.fixed("ten"), "r") == b"0"
+
+
 @pytest.mark.parametrize("how", ["release", "retry", "suspect"])
 def test_a_worker_may_give_back_thousands_at_once(shard: Shard, how: str) -> None:
     n = 4200

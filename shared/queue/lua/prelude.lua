@@ -21,7 +21,7 @@ local function real(x) return format('%.17g', x) end
 -- A command may hold several runs of its script. What each of them would write to one place is written once, after all.
 local at_end = {}
 
--- The first of those writes that failed. The others are made all the same: what one damaged key costs is its own part.
+-- Writes that a damaged key may fail without taking all else along: the first of them that did is told at the end.
 local failed
 
 local function write(command, key, args)

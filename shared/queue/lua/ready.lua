@@ -11,14 +11,15 @@ local function next_tag(lane, tenant, tokens, weight)
 end
 
 -- L before its time, else Q. It has its tag from when it first gets there: a tenant is charged for what may run, and
--- what waited long for another request or for its time does not pass all that came meanwhile.
+-- what waited long for another request or for its time does not pass all that came meanwhile. Where the set is none any
+-- more, all else goes its way, its caller hears of it, and its time in the queue ends it.
 local function make_ready(rid, rec, now)
   if rec[R_NB] > now then
     rec[R_ST] = 'L'
-    redis.call('ZADD', K_later, rec[R_NB], rid)
+    write('ZADD', K_later, {rec[R_NB], rid})
   else
     rec[R_ST] = 'Q'
     if rec[R_TAG] < 0 then rec[R_TAG] = next_tag(rec[R_LN], rec[R_TN], rec[R_TK], rec[R_WT]) end
-    redis.call('ZADD', LANES[rec[R_LN]], rec[R_TAG], rid)
+    write('ZADD', LANES[rec[R_LN]], {rec[R_TAG], rid})
   end
 end
