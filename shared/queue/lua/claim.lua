@@ -8,11 +8,10 @@
 -- Moves: Q to R, or to K where its caller's api has gone or its entry. A second run with the same seq gives the same
 --        grants again. Besides the n it looks at no more than 256 that are over or gone and 64 of a later release.
 -- FLAGS: allow-oom
--- USES: prelude numbers readers
+-- USES: prelude numbers ready readers
 local now, _, _, _, is_paused = queue_now()
 local wid, seq, n, bytes_left = ARGV[2], tonumber(ARGV[3]), math.min(tonumber(ARGV[4]), 1024), tonumber(ARGV[5])
 local lease_ms, is_idle, slots = tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARGV[8])
-local LANES = {[0] = K_ready_0, [1] = K_ready_1, [2] = K_ready_2}
 local BOOST_MS = {[0] = 30000, [1] = 10000, [2] = 0}
 local OVER_MAX, NEWER_MAX, PAGE_MAX, QUARANTINE_MS = 256, 64, 64, 30000
 local reply = {'OK', 0, 0, 0, 0}
