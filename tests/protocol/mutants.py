@@ -292,7 +292,7 @@ MUTANTS = [
     *_rows(
         "peek",
         ("if rec and rec[R_ST] == 'Q' then", "if rec then"),
-        ("if rank then\n", "if true then\n"),
+        ("rank and before + rank or 0", "before + (rank or 0)"),
         ("for l = 0, rec[R_LN] - 1 do ahead", "for l = 0, rec[R_LN] do ahead"),
         ("ZCARD', K_ready_R) +", "ZCARD', K_ready_S) +"),
         ("if res then return {int(now), 'done'", "if false then return {int(now), 'done'"),

@@ -1,12 +1,11 @@
 -- Making a live request, shared by submit, submit_many and requeue_letter. Goes with ready; needs the fixed keys in,
 -- live, ready:R, ready:S, when too.
 
--- How many are certain to be claimed before it, near enough: the lanes' boosts only shift who is next. -1: not queued.
+-- -1: not queued.
 local function position(rid, rec)
   if rec[R_ST] ~= 'Q' then return -1 end
-  local ahead = redis.call('ZCARD', K_ready_R) + redis.call('ZCARD', K_ready_S)
-  for l = 0, rec[R_LN] - 1 do ahead = ahead + redis.call('ZCARD', LANES[l]) end
-  return ahead + (redis.call('ZRANK', LANES[rec[R_LN]], rid) or 0)
+  local ahead, rank = ahead_of(rid, rec)
+  return ahead + (rank or 0)
 end
 
 local dues

@@ -4,7 +4,7 @@
 -- Replies: {now, kind, value, position, the server's clock}; kind live (record), done (outcome), group (flat hash), none
 -- Moves: none.
 -- FLAGS: allow-oom no-writes
--- USES: prelude
+-- USES: prelude ready
 local now = queue_now()
 local rid = ARGV[2]
 local raw = redis.call('HGET', K_live, rid)
@@ -12,13 +12,8 @@ if raw then
   local rec = parse_record(raw)
   local ahead = -1
   if rec and rec[R_ST] == 'Q' then
-    local lanes = {[0] = K_ready_0, [1] = K_ready_1, [2] = K_ready_2}
-    local rank = redis.call('ZRANK', lanes[rec[R_LN]], rid)
-    ahead = rank or 0
-    if rank then
-      ahead = ahead + redis.call('ZCARD', K_ready_R) + redis.call('ZCARD', K_ready_S)
-      for l = 0, rec[R_LN] - 1 do ahead = ahead + redis.call('ZCARD', lanes[l]) end
-    end
+    local before, rank = ahead_of(rid, rec)
+    ahead = rank and before + rank or 0
   end
   return {int(now), 'live', raw, ahead, int(wall)}
 end

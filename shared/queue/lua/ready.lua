@@ -1,6 +1,15 @@
--- Putting a request where claim finds it. Goes with numbers; needs the fixed keys ready:0..2, later, tags.
+-- Where claim finds a request, and putting it there. Goes with numbers; needs the fixed keys ready:0..2, ready:R and
+-- ready:S for places, later and tags for putting.
 
 local LANES = {[0] = K_ready_0, [1] = K_ready_1, [2] = K_ready_2}
+
+-- How many are certain to be claimed before its lane is, near enough: the lanes' boosts only shift who is next. And its
+-- rank in the lane, or false where it waits elsewhere.
+local function ahead_of(rid, rec)
+  local ahead = redis.call('ZCARD', K_ready_R) + redis.call('ZCARD', K_ready_S)
+  for l = 0, rec[R_LN] - 1 do ahead = ahead + redis.call('ZCARD', LANES[l]) end
+  return ahead, redis.call('ZRANK', LANES[rec[R_LN]], rid)
+end
 
 -- Start-time fair queueing inside a lane: the tag is where the tenant's virtual time stands.
 local function next_tag(lane, tenant, tokens, weight)
