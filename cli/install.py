@@ -20,6 +20,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
+from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,9 @@ TORCH = "torch==2.13.0"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PROBE_S = 3.0
 GPU_PROBE_S = 20.0
+ALLOCATOR = "libjemalloc2"  # as Debian and Ubuntu name it
+ALLOCATOR_FILE = "libjemalloc.so.2"
+FETCH_S = 60.0
 CUDA_SET = "worker-cuda"
 STAMP = "installed.txt"  # inside the environment, so that both go together
 UNFINISHED = "unfinished"  # stands in the stamp for the locks while they are being installed
@@ -102,7 +106,7 @@ def runs(python: str) -> bool:
 
 def stamp_text(root: Path, locks: Sequence[str], python: str) -> str:
     """What an environment was made from: equal text means that there is nothing to do."""
-    digest = hashlib.sha256(TORCH.encode())
+    digest = hashlib.sha256(f"{TORCH} {ALLOCATOR}".encode())
     for name in sorted(locks):
         digest.update((root / "requirements" / f"{name}.txt").read_bytes())
     return stamp_line(python, locks, digest.hexdigest())
@@ -171,7 +175,9 @@ def show(text: str, end: str = "\n") -> None:
     print(text, end=end, flush=True)
 
 
-def run_quietly(command: Sequence[str], log: Path) -> None:
+def run_quietly(
+    command: Sequence[str], log: Path, cwd: Path | None = None, timeout_s: float | None = None
+) -> None:
     """Runs a command with its output in `log`; a failure shows the last lines of it."""
     with log.open("ab") as out:
         began = out.tell()
@@ -180,7 +186,8 @@ def run_quietly(command: Sequence[str], log: Path) -> None:
         # Wheels that were asked for by exact version need no questions, and the version notice is
         # noise.
         env = {**os.environ, "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-        code = subprocess.run(command, stdout=out, stderr=out, env=env).returncode
+        done = subprocess.run(command, stdout=out, stderr=out, env=env, cwd=cwd, timeout=timeout_s)
+    code = done.returncode
     if code != 0:
         text = log.read_bytes()[began:].decode(errors="replace")
         tail = "\n    ".join(text.strip().splitlines()[-12:])
@@ -244,6 +251,7 @@ def install(root: Path, dev: bool) -> None:
         write_atomically(venv / STAMP, stamp_line(python_text, locks, UNFINISHED))
         forget_half_installed(venv)
         install_locks(root, venv, chosen, dev, log)
+        fetch_allocator(venv, scratch / "allocator", log)
         write_atomically(venv / STAMP, stamp_text(root, locks, python_text))
         show(f"set up in {time.monotonic() - began:.0f} s")
 
@@ -282,6 +290,56 @@ def use_cpu_index(chosen: PackageSet) -> bool:
     builds.
     """
     return sys.platform != "darwin" and can_reach(TORCH_CPU_INDEX)
+
+
+def fetch_allocator(venv: Path, folder: Path, log: Path) -> None:
+    """jemalloc for the embedded broker, of the machine's own distribution, unpacked into the environment: Valkey is
+    made for it, and the server that comes by pip is built without. Needs no root. Where it cannot be had, as
+    without apt, the broker runs on the C library's allocator: slower, and otherwise the same.
+    """
+    library = venv / "lib" / ALLOCATOR_FILE
+    tools = [shutil.which(tool) for tool in ("apt-get", "dpkg-deb")]
+    if sys.platform != "linux" or None in tools or library.exists() or find_library("jemalloc"):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    for part in ("lists/partial", "archives/partial"):
+        (folder / part).mkdir(parents=True)
+    with step(f"fetch {ALLOCATOR} for the broker"):
+        try:
+            found = unpacked_allocator(folder, log)
+        except (InstallError, OSError, subprocess.TimeoutExpired) as error:
+            with log.open("a") as out:
+                out.write(f"{ALLOCATOR}: {error}\n")
+            show("not to be had, so it does without; ", end="")
+        else:
+            shutil.copy(found, library)
+
+
+def unpacked_allocator(folder: Path, log: Path) -> Path:
+    """The library as a file. Raises InstallError, TimeoutExpired or OSError where there is none that loads."""
+    brief = [f"-oAcquire::{kind}::Timeout=10" for kind in ("http", "https")]
+    apt = ["apt-get", "-oAcquire::Retries=0", *brief]
+    try:
+        run_quietly([*apt, "download", ALLOCATOR], log, cwd=folder, timeout_s=FETCH_S)
+    except InstallError:
+        # Without lists of packages, as in slim images: they are fetched into a folder of our own.
+        apt += [f"-oDir::State::lists={folder}/lists", f"-oDir::Cache={folder}"]
+        apt.append("-oDebug::NoLocking=1")
+        run_quietly([*apt, "update"], log, cwd=folder, timeout_s=FETCH_S)
+        run_quietly([*apt, "download", ALLOCATOR], log, cwd=folder, timeout_s=FETCH_S)
+    for package in folder.glob("*.deb"):
+        run_quietly(["dpkg-deb", "-x", str(package), "unpacked"], log, cwd=folder)
+    for found in (folder / "unpacked").rglob(ALLOCATOR_FILE):
+        if loads(found):
+            return found
+    raise InstallError("its package holds no library that loads here")
+
+
+def loads(library: Path) -> bool:
+    """Whether a program starts with it, and the loader is silent: of one that does not fit it only complains."""
+    env = {**os.environ, "LD_PRELOAD": str(library)}
+    done = subprocess.run(["/bin/sh", "-c", ":"], env=env, capture_output=True, timeout=60)
+    return done.returncode == 0 and not done.stderr
 
 
 def write_atomically(path: Path, text: str) -> None:

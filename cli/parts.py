@@ -62,15 +62,31 @@ def placement_env(placement: Placement, ld_preload: str | None, bound: bool) -> 
     if placement.cores and not bound:
         env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, placement.cores))
     if placement.openmp is not None and "libiomp" not in (ld_preload or ""):
-        env["LD_PRELOAD"] = ":".join(filter(None, (str(placement.openmp), ld_preload)))
+        env |= preload(str(placement.openmp), ld_preload)
     return env
+
+
+def preload(library: str, ld_preload: str | None) -> dict[str, str]:
+    """Before what the user preloads; not at all where its path would be read as two."""
+    if re.search(r"[\s:]", library):
+        return {}
+    return {"LD_PRELOAD": ":".join(filter(None, (library, ld_preload)))}
 
 
 def module(name: str) -> tuple[str, ...]:
     return (sys.executable, "-m", name)
 
 
-def broker_part(broker: Broker, folder: DataFolder, env: Mapping[str, str]) -> Part:
+def broker_part(
+    broker: Broker,
+    folder: DataFolder,
+    env: Mapping[str, str],
+    allocator: str | None = None,
+    ld_preload: str | None = None,
+) -> Part:
+    """`allocator`: a library in place of the C library's, where the user preloads no other."""
+    if allocator is not None and "malloc" not in (ld_preload or ""):
+        env = {**env, **preload(allocator, ld_preload)}
     return Part(
         "broker",
         broker.command(),

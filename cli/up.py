@@ -173,7 +173,8 @@ class Up:
             answers = await asyncio.to_thread(broker.answers)
             return "ready" if answers else None
 
-        part = broker_part(broker, self._folder, self._env)
+        allocator = await asyncio.to_thread(machine.allocator_library)
+        part = broker_part(broker, self._folder, self._env, allocator, self._placement.ld_preload)
         self._broker = Supervised(
             part,
             self._board.set,

@@ -148,10 +148,15 @@ class Checkout:
             pins = [f"{engine}==1.0", *torch.get(lock, [])]
             (folder / "requirements" / f"{lock}.txt").write_text("\n".join(pins) + "\n")
 
-    def nvidia_smi(self, script: str) -> None:
-        tool = self.folder / "bin" / "nvidia-smi"
+        self.tool("apt-get", "exit 100")  # as without a network
+
+    def tool(self, name: str, script: str) -> None:
+        tool = self.folder / "bin" / name
         tool.write_text(f"#!/bin/sh\n{script}\n")
         tool.chmod(0o755)
+
+    def nvidia_smi(self, script: str) -> None:
+        self.tool("nvidia-smi", script)
 
     def set_up(self, *words: str, worker: str = "worker-cpu") -> str:
         """What it prints. `worker` is the set whose wheels the index has."""
@@ -244,6 +249,58 @@ def test_a_driver_that_fails_is_told_from_one_without_a_card(
     monkeypatch.setenv("PATH", f"{checkout.folder / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setattr(install, "GPU_PROBE_S", 0.5 if found is None else 20.0)
     assert install.find_gpu() is found
+
+
+# What `apt-get` does without lists of packages: nothing, until it has been told to fetch them.
+LISTLESS = """
+case "$*" in
+*Dir::State::lists*update) touch fetched ;;
+*Dir::State::lists*download*) test -f fetched && touch libjemalloc2_1_all.deb ;;
+*) exit 100 ;;
+esac
+"""
+LISTED = "touch libjemalloc2_1_all.deb"
+
+
+def a_library() -> str:
+    """The path of one that any program can start with."""
+    mapped = Path("/proc/self/maps").read_text().split()
+    return next(path for path in mapped if re.search(r"/libm[-.][^/]*$", path))
+
+
+@linux_alone
+@pytest.mark.parametrize(
+    ("apt", "unpack", "is_fetched"),
+    [
+        (LISTED, "cp {library} $3/libjemalloc.so.2", True),
+        (LISTLESS, "cp {library} $3/libjemalloc.so.2", True),
+        ("exit 100", "exit 0", False),
+        (LISTED, "exit 2", False),
+        (LISTED, "exit 0", False),
+        (LISTED, "echo of another machine > $3/libjemalloc.so.2", False),
+        ("exec sleep 60", "exit 0", False),
+    ],
+)
+def test_the_brokers_allocator_is_fetched_or_done_without(
+    apt: str,
+    unpack: str,
+    is_fetched: bool,
+    checkout: Checkout,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    checkout.tool("apt-get", apt)
+    checkout.tool("dpkg-deb", f"mkdir -p $3; {unpack.format(library=a_library())}")
+    monkeypatch.setenv("PATH", f"{checkout.folder / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(install, "find_library", lambda name: None)
+    monkeypatch.setattr(install, "FETCH_S", 0.3 if "sleep" in apt else 60.0)
+    venv = checkout.folder / ".venv"
+    (venv / "lib").mkdir(parents=True)
+    install.fetch_allocator(venv, checkout.folder / "allocator", checkout.folder / "log")
+    assert (venv / "lib" / "libjemalloc.so.2").exists() is is_fetched
+    assert ("does without" in capsys.readouterr().out) is not is_fetched
+    if not is_fetched:
+        assert install.ALLOCATOR in (checkout.folder / "log").read_text()
 
 
 def test_the_set_of_an_interrupted_set_up_is_known(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,19 @@ import pytest
 from api.__main__ import server_for
 from api.app import build_app
 from api.settings import ApiSettings
+from cli import machine
+from cli.broker import Broker
 from cli.data_folder import DataFolder
 from cli.machine import openmp_library, share_cores, visible_gpus
-from cli.parts import Placement, api_part, model_part, placement_env, placements, worker_part
+from cli.parts import (
+    Placement,
+    api_part,
+    broker_part,
+    model_part,
+    placement_env,
+    placements,
+    worker_part,
+)
 from cli.settings import UpSettings
 
 FOLDER = DataFolder(Path("/data"))
@@ -119,6 +130,41 @@ def test_openmp_is_preloaded_beside_what_the_user_preloads(
     given: str | None, env: dict[str, str]
 ) -> None:
     assert placement_env(Placement(openmp=OPENMP), given, bound=False) == env
+
+
+@pytest.mark.parametrize(
+    ("library", "given", "preloaded"),
+    [
+        ("libjemalloc.so.2", None, "libjemalloc.so.2"),
+        ("libjemalloc.so.2", "/lib/x.so", "libjemalloc.so.2:/lib/x.so"),
+        ("libjemalloc.so.2", "/lib/libtcmalloc.so", "/lib/libtcmalloc.so"),
+        ("/a b/libjemalloc.so.2", "/lib/x.so", "/lib/x.so"),  # the loader would look for two
+        (None, "/lib/x.so", "/lib/x.so"),
+        (None, None, None),
+    ],
+)
+def test_the_broker_gets_the_faster_allocator_unless_the_user_has_chosen_one(
+    library: str | None, given: str | None, preloaded: str | None
+) -> None:
+    env = {} if given is None else {"LD_PRELOAD": given}
+    part = broker_part(Broker(Path(), Path("s")), FOLDER, env, library, given)
+    assert part.env.get("LD_PRELOAD") == preloaded
+
+
+def test_the_allocator_is_the_machines_or_the_one_that_set_up_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(machine, "find_library", lambda name: None)
+    assert machine.allocator_library(tmp_path) is None
+    own = tmp_path / "lib" / "libjemalloc.so.2"
+    own.parent.mkdir()
+    own.touch()
+    assert machine.allocator_library(tmp_path) == str(own)
+    monkeypatch.setattr(machine, "find_library", lambda name: f"lib{name}.so.2")
+    assert machine.allocator_library(tmp_path) == "libjemalloc.so.2"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert machine.allocator_library(tmp_path) is None
 
 
 def test_openmp_is_used_only_where_the_environment_has_it(tmp_path: Path) -> None:
