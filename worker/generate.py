@@ -93,7 +93,10 @@ class Generator:
         if not runs:
             return
         self._leases.mark_started([run.item.grant for run in runs])
-        self._metrics.batch(batch.id, batch.bucket_key, len(runs), self._engine.slots)
+        # Figures are nobody's hurry: the engine gets the batch first.
+        self._loop.call_soon(
+            self._metrics.batch, batch.id, batch.bucket_key, len(runs), self._engine.slots
+        )
         log.debug("batch %s: %d of bucket %s", batch.id, len(runs), batch.bucket_key)
         await self._generate(runs, batch)
 
@@ -290,7 +293,7 @@ class Generator:
     ) -> Report:
         report = run.report(self._engine.name, finish_reason, stop_reason)
         self.output_tokens_total += report.usage.completion_tokens
-        self._metrics.tokens(report.usage)
+        self._loop.call_soon(self._metrics.tokens, report.usage)
         return report
 
     def _store(self, storing: Awaitable[None], run: Running) -> None:

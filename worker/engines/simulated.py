@@ -166,8 +166,9 @@ class SimulatedEngine:
         try:
             while rows:
                 step = self._next_step(rows, stream)
-                await self._wait(began + self._due_s(step), bell)
-                bell.clear()
+                if stream or self._due_s(step) > 0:
+                    await self._wait(began + self._due_s(step), bell)
+                    bell.clear()
                 made = self._made(time.monotonic() - began, step)
                 self._progress += 1
                 for row in rows:
