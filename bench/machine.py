@@ -6,17 +6,13 @@ import os
 import platform
 import shutil
 
-from cli.machine import allocator_library
-
 BUSY_SHARE = 0.5
 
 
 def kind() -> str:
     gpu = "GPU" if shutil.which("nvidia-smi") else "no GPU"
-    allocator = "jemalloc" if allocator_library() else "the C library's allocator"
     return (
-        f"{os.cpu_count()} cores, {platform.machine()}, {gpu}, Python {platform.python_version()}, "
-        f"broker on {allocator}"
+        f"{os.cpu_count()} cores, {platform.machine()}, {gpu}, Python {platform.python_version()}"
     )
 
 

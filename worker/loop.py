@@ -15,7 +15,7 @@ import msgspec
 from shared import codec
 from shared.errors import BrokerUnavailable, CodecError, EngineDead
 from shared.queue.claiming import Claimed, Grant
-from shared.queue.consumer import BeatReply, Consumer
+from shared.queue.consumer import BeatReply, Consumer, Room
 from shared.request import FinishReason, Report
 from shared.worker_info import WorkerInfo, WorkerState
 from worker.batcher import Batcher, Item
@@ -59,6 +59,7 @@ class Loop:
         self._slots = engine.slots
         self._used = 0
         self._wake = asyncio.Event()
+        self._has_looked = asyncio.Event()  # for work, since the bell rang
         self._has_rung = True  # what was queued before we came is claimed at once
         self._remaining = 0
         self._is_solo = False
@@ -101,6 +102,7 @@ class Loop:
                 if self._may_claim():
                     await self._claim()
                 else:
+                    self._has_looked.set()
                     await self._sleep()
         finally:
             bell.cancel()
@@ -161,7 +163,7 @@ class Loop:
         # Before the call: a bell that rings while it is under way is for what it did not see.
         self._has_rung = False
         try:
-            claimed = await self._consumer.claim(free, is_idle=is_idle, slots=self._slots)
+            claimed = await self._asked(free, is_idle=is_idle)
         except BrokerUnavailable:
             # The connection has backed off and logged; the bell's time-out brings us back.
             await self._sleep()
@@ -171,6 +173,15 @@ class Loop:
             log.debug("a claim failed: %r", error)
             await asyncio.sleep(BELL_S)
             return
+        self._take(claimed, is_looking=is_looking)
+
+    async def _asked(self, n: int, *, is_idle: bool) -> Claimed:
+        try:
+            return await self._consumer.claim(n, is_idle=is_idle, slots=self._slots)
+        finally:
+            self._has_looked.set()
+
+    def _take(self, claimed: Claimed, *, is_looking: bool = False) -> None:
         # Fewer than asked for may be the limit in bytes, so there is more. None at all is none for now.
         self._remaining = claimed.remaining if claimed.grants or is_looking else 0
         self._note_suspects(claimed)
@@ -256,14 +267,20 @@ class Loop:
             try:
                 # With no slot free only aborts are listened for, and not for long: one may come free.
                 block_s = BELL_S if wants_work else FULL_S
-                ended = await self._consumer.wait_for_work(block_s, wants_work=wants_work)
-                if ended:
-                    self._generator.stop(ended, Stop.LOST)
-                elif self._can_take():
+                room = self._room() if wants_work else None
+                news = await self._consumer.wait_for_work(block_s, wants_work=wants_work, room=room)
+                if news.ended:
+                    self._generator.stop(news.ended, Stop.LOST)
+                if news.claimed is not None:
+                    await self._take_from_the_bell(news.claimed)
+                if news.ended or news.is_all:
+                    continue
+                if self._can_take():
+                    self._has_looked.clear()
                     self._has_rung = True
                     self._wake.set()
-                    # The claim goes first: a request waits for it, and nobody for the next wait for the bell.
-                    await asyncio.sleep(0)
+                    # While that claim is under way none could wait at the bell.
+                    await self._has_looked.wait()
                 elif wants_work:
                     # The slots filled up while we waited: whoever is idle should hear it instead.
                     await self._consumer.ring()
@@ -274,6 +291,27 @@ class Loop:
             except Exception:
                 log.exception("waiting for work failed")
                 await asyncio.sleep(BELL_S)
+
+    def _room(self) -> Room:
+        """What a claim may bring that waits for the bell: less is never free then, and more runs only after a claim,
+        which makes this one void.
+        """
+        free = min(self._slots - self._used, self._claim_max)
+        return Room(free, is_idle=self._used == 0, slots=self._slots)
+
+    async def _take_from_the_bell(self, claimed: Claimed) -> None:
+        if claimed.grants and self._leases.is_stalled:
+            # Its engine stood still meanwhile, so others should have them.
+            await self._consumer.release(claimed.grants)
+            return
+        self._take(claimed)
+        if claimed.suspects and not self._used:
+            # It was asked for while something ran, and suspects come to the idle alone.
+            self._has_rung = True
+        if self._may_claim():
+            self._wake.set()
+        # The batch goes first: it has come for the engine, and nobody waits for the next wait for the bell.
+        await asyncio.sleep(0)
 
     def _on_beat(self, reply: BeatReply) -> None:
         if reply.lost:

@@ -11,7 +11,7 @@ import msgspec
 
 from shared.errors import BrokerUnavailable
 from shared.queue.line import Line
-from shared.queue.scripts import Scripts
+from shared.queue.scripts import Call, Scripts
 from shared.queue.shards import Shards
 from shared.queue.transitions import moved
 from shared.queue.upkeep import Complaint
@@ -48,6 +48,14 @@ class Claimed(msgspec.Struct, frozen=True):
     paused: bool
     remaining: int
     solo: bool = False
+
+
+class Ahead(msgspec.Struct, frozen=True):
+    """A claim that the server holds until a bell rings. `seq` is its number."""
+
+    shard: int
+    seq: int
+    call: Call
 
 
 class _Shard:
@@ -108,6 +116,24 @@ class Claiming:
         parts, self._parts = self._parts, []
         return parts[0] if len(self._all) == 1 else _merged(parts, self._all)
 
+    def ahead(self, n: int, *, is_idle: bool, slots: int, max_bytes: int) -> Ahead | None:
+        """A claim on the shard that is asked first, to be run as soon as a bell rings; None while it is not known what
+        came of another there. Claims that are made meanwhile take its number, and then it gives nothing any more.
+        """
+        shard = self._all[self.first]
+        if shard.is_open:
+            return None
+        shard.is_open = True
+        return Ahead(self.first, shard.seq, self._call(shard, n, is_idle, slots, max_bytes))
+
+    def taken_ahead(self, ahead: Ahead, reply: Any) -> Claimed | None:
+        """What it gave. None where that is not known, or has been had from another claim with its number."""
+        shard = self._all[ahead.shard]
+        if not isinstance(reply, list) or shard.seq != ahead.seq:
+            return None
+        shard.is_open = False
+        return self._taken(shard, reply)
+
     async def under_way(self) -> list[Grant]:
         """What earlier claims were given that nobody has got: for a worker that claims no more."""
         for shard in self._all:
@@ -149,13 +175,18 @@ class Claiming:
     ) -> Claimed:
         # Whatever comes between call and reply, the number stays: the next claim repeats it and gets the same grants.
         shard.is_open = True
-        reply = await self._line.run(
-            shard.scripts.claim(
-                self._worker, shard.seq, n, max_bytes, self._lease_ms, is_idle, slots
-            )
-        )
+        seq = shard.seq
+        reply = await self._line.run(self._call(shard, n, is_idle, slots, max_bytes))
+        if shard.seq != seq:
+            # A claim ahead had the same number and was answered first: these grants are known.
+            return Claimed([], shard.suspects, bool(reply[1]), int(reply[3]))
         shard.is_open = False
         return self._taken(shard, reply)
+
+    def _call(self, shard: _Shard, n: int, is_idle: bool, slots: int, max_bytes: int) -> Call:
+        return shard.scripts.claim(
+            self._worker, shard.seq, n, max_bytes, self._lease_ms, is_idle, slots
+        )
 
     def _taken(self, shard: _Shard, reply: list[Any]) -> Claimed:
         verdict, paused, suspects, remaining, solo, *grants = reply

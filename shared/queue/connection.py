@@ -29,16 +29,29 @@ class BlockingReader:
         self._pool = pool
         self._wire: Wire | None = None
         self._reply: asyncio.Future[Any] | None = None
+        self._behind: list[Any] | None = None
         self._backoff = Backoff(what)
 
     async def run(self, command: Command, block_s: float) -> Any:
         """The reply, None after a fault of broker or network (already slept off): the caller just comes again."""
+        return await self._run(pack(command), block_s, None)
+
+    async def run_both(self, command: Command, behind: Command, block_s: float) -> tuple[Any, Any]:
+        """Replies as of `run`, and of what the server runs as soon as `command` has ended, without a way to us and back
+        between: a ResponseError where it was refused, None where it is not known.
+        """
+        replies: list[Any] = []
+        reply = await self._run(pack(command) + pack(behind), block_s, replies)
+        return reply, replies[1] if len(replies) == 2 else None
+
+    async def _run(self, packed: bytes, block_s: float, both: list[Any] | None) -> Any:
         try:
             if self._wire is None:
                 self._wire = await Wire.open(self._pool, self._on_reply, self._on_lost)
             self._reply = asyncio.get_running_loop().create_future()
+            self._behind = both
             async with asyncio.timeout(block_s + MARGIN_S):
-                self._wire.send(pack(command))
+                self._wire.send(packed)
                 reply = await self._reply
         except asyncio.CancelledError:
             # A reply may be under way: this connection's stream of replies is no longer in step.
@@ -57,6 +70,11 @@ class BlockingReader:
     def _on_reply(self, reply: Any) -> None:
         if self._reply is None or self._reply.done():
             return
+        if self._behind is not None:
+            self._behind.append(reply)
+            if len(self._behind) == 1:
+                return
+            reply = self._behind[0]
         if isinstance(reply, ResponseError):
             self._reply.set_exception(reply)
         else:

@@ -14,7 +14,7 @@ import msgspec
 
 from shared import codec
 from shared.queue.chains import answer_texts
-from shared.queue.claiming import Claimed, Claiming, Grant
+from shared.queue.claiming import Ahead, Claimed, Claiming, Grant
 from shared.queue.connection import Connection
 from shared.queue.emitter import Emission, Emitter
 from shared.queue.ending import INLINE_MAX, Kept
@@ -29,6 +29,7 @@ from shared.worker_info import WorkerInfo
 log = logging.getLogger(__name__)
 RETRY_DELAY_MS = 500
 MESSAGE_MAX = 500
+CLAIM_MAX_BYTES = 1 << 20
 
 
 class BeatReply(msgspec.Struct, frozen=True):
@@ -38,6 +39,24 @@ class BeatReply(msgspec.Struct, frozen=True):
     orphaned: list[tuple[str, str]]
     draining: bool
     paused: bool
+
+
+class Room(msgspec.Struct, frozen=True):
+    """What a worker has room for: so many requests, and whether nothing runs in its `slots`."""
+
+    n: int
+    is_idle: bool
+    slots: int
+
+
+class News(msgspec.Struct, frozen=True):
+    """`ended`: a request of ours that was ended by others. `claimed`: what the claim gave that waited along, if it is
+    known. `is_all`: there is nothing to ask for besides.
+    """
+
+    ended: list[str] = []
+    claimed: Claimed | None = None
+    is_all: bool = False
 
 
 class Finished(StrEnum):
@@ -71,7 +90,12 @@ class Consumer:
         return self._settings.lease_s
 
     async def claim(
-        self, n: int, *, is_idle: bool, slots: int | None = None, max_bytes: int = 1 << 20
+        self,
+        n: int,
+        *,
+        is_idle: bool,
+        slots: int | None = None,
+        max_bytes: int = CLAIM_MAX_BYTES,
     ) -> Claimed:
         """Up to n requests. Suspects come only to an idle worker, apart from others.
 
@@ -79,19 +103,36 @@ class Consumer:
         """
         return await self._claiming.claim(n, is_idle=is_idle, slots=slots or n, max_bytes=max_bytes)
 
-    async def wait_for_work(self, timeout_s: float, *, wants_work: bool) -> list[str]:
-        """Until the bell rings, a request of ours was ended (its id is returned), or the time is over."""
+    async def wait_for_work(
+        self, timeout_s: float, *, wants_work: bool, room: Room | None = None
+    ) -> News:
+        """Until the bell rings, a request of ours was ended, or the time is over.
+
+        With `room` a claim for so much waits at the broker too, and is made there as soon as the wait is over. That
+        saves a way to us and back; what it gave is `News.claimed`.
+        """
         ctl = {s.keys.ctl(self.name): None for s in self._shards}
         bells = {s.keys.fixed("bell"): number for number, s in enumerate(self._shards)}
-        keys = (*ctl, *bells) if wants_work else tuple(ctl)
-        reply = await self._bell.run(("BZPOPMIN", *keys, timeout_s), timeout_s)
+        command = ("BZPOPMIN", *ctl, *(bells if wants_work else ()), timeout_s)
+        ahead = self._ahead(room) if room is not None else None
+        if ahead is None:
+            reply, claimed = await self._bell.run(command, timeout_s), None
+        else:
+            reply, given = await self._bell.run_both(command, ahead.call.command, timeout_s)
+            claimed = self._claiming.taken_ahead(ahead, given)
         if reply is None:
-            return []
+            return News(claimed=claimed, is_all=claimed is not None and len(self._shards) == 1)
         key = reply[0].decode()
-        if key in bells:
-            self._claiming.first = bells[key]
-            return []
-        return [reply[1].decode()]
+        if key not in bells:
+            return News([reply[1].decode()], claimed)
+        is_all = claimed is not None and ahead is not None and ahead.shard == bells[key]
+        self._claiming.first = bells[key]
+        return News(claimed=claimed, is_all=is_all)
+
+    def _ahead(self, room: Room) -> Ahead | None:
+        return self._claiming.ahead(
+            room.n, is_idle=room.is_idle, slots=room.slots, max_bytes=CLAIM_MAX_BYTES
+        )
 
     async def ring(self) -> None:
         """Wake another worker: there is work that this one heard of and cannot take."""

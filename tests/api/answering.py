@@ -76,7 +76,7 @@ class Answerer:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             if not claimed.grants:
-                self.aborted += await self._consumer.wait_for_work(0.5, wants_work=True)
+                self.aborted += (await self._consumer.wait_for_work(0.5, wants_work=True)).ended
 
     async def _answer(self, grant: Grant) -> None:
         req = codec.decode_req(grant.payload)

@@ -107,7 +107,8 @@ async def test_both_halves_serve_and_cancel_on_a_cluster(cluster: Server, queue_
         grant = await pair.claimed()
         assert pair.consumer.beat({grant.id: (grant.token, True)}, INFO).lost == []
         await pair.producer.cancel(req.id)
-        assert await pair.consumer.wait_for_work(5, wants_work=False) == [req.id]
+        news = await pair.consumer.wait_for_work(5, wants_work=False)
+        assert news.ended == [req.id]
         assert await pair.answer(grant) is Finished.LOST
         assert (await pair.producer.wait(req.id, 5)).outcome.status == "cancelled"
         other = pair.req("y")

@@ -129,7 +129,8 @@ async def test_cancel_reaches_queued_running_and_listed_ones(pair: Pair) -> None
         assert snapshot is not None
         assert snapshot.outcome is not None
         assert (await pair.producer.wait(rid, 5)).outcome.status == "cancelled"
-    assert await pair.consumer.wait_for_work(2, wants_work=False) == [running.id]
+    news = await pair.consumer.wait_for_work(2, wants_work=False)
+    assert news.ended == [running.id]
     grant = claimed.grants[0]
     assert await pair.answer(grant) is Finished.LOST
     await pair.consumer.settle(grant, Report(usage=Usage(completion_tokens=3)))

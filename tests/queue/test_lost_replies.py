@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from shared.queue.consumer import Finished
+from shared.queue.consumer import Finished, News, Room
 from shared.queue.loader import NAMES, load
 from shared.request import Body, Report, Usage
 from tests.queue.pair import FREE, Pair, pair_on, serving
@@ -96,6 +96,115 @@ def notices(broker: Server, pair: Pair) -> list[str]:
     return told
 
 
+ROOM = Room(3, is_idle=True, slots=8)
+
+
+async def test_a_claim_that_waits_at_the_bell_is_made_when_it_rings(pair: Pair) -> None:
+    waiting = asyncio.ensure_future(pair.consumer.wait_for_work(5, wants_work=True, room=ROOM))
+    req = pair.req("x")
+    await pair.producer.submit(req, FREE, watch=True)
+    news = await waiting
+    assert news.is_all
+    assert news.claimed is not None
+    (grant,) = news.claimed.grants
+    assert grant.id == req.id
+    assert await pair.answer(grant) is Finished.OK
+    again = await pair.consumer.wait_for_work(0.01, wants_work=True, room=ROOM)
+    assert again.claimed is not None
+    assert again.claimed.grants == [], "it was given once"
+
+
+async def test_a_claim_that_was_made_meanwhile_voids_the_one_at_the_bell(pair: Pair) -> None:
+    waiting = asyncio.ensure_future(pair.consumer.wait_for_work(5, wants_work=False, room=ROOM))
+    for i in range(2):
+        await pair.producer.submit(pair.req(str(i)), FREE)
+    first = await pair.consumer.claim(1, is_idle=True)
+    second = await pair.consumer.claim(1, is_idle=False)
+    third = pair.req("x")
+    await pair.producer.submit(third, FREE)
+    await pair.producer.cancel(first.grants[0].id)  # which ends the wait
+    news = await waiting
+    assert news.ended == [first.grants[0].id]
+    assert news.claimed is None
+    assert len({grant.id for part in (first, second) for grant in part.grants}) == 2
+    assert [g.id for g in (await pair.consumer.claim(3, is_idle=False)).grants] == [third.id]
+
+
+async def test_a_claim_that_runs_beside_the_one_at_the_bell_gives_nothing_twice(pair: Pair) -> None:
+    """Both have the same number. Whichever reply comes first is taken, and the other one is known."""
+    given: list[str] = []
+    for i in range(50):
+        req = pair.req(str(i))
+        waiting = asyncio.ensure_future(pair.consumer.wait_for_work(5, wants_work=True, room=ROOM))
+        await asyncio.sleep(0)
+        submitting = asyncio.ensure_future(pair.producer.submit(req, FREE))
+        claimed = [await pair.consumer.claim(3, is_idle=True)]
+        await submitting
+        while not (grants := [grant for part in claimed for grant in part.grants]):
+            news = await waiting
+            claimed += [news.claimed] if news.claimed is not None else []
+            claimed.append(await pair.consumer.claim(3, is_idle=True))
+        assert [grant.id for grant in grants] == [req.id]
+        given += [grant.id for grant in grants]
+        waiting.cancel()
+        news_or_none = (await asyncio.gather(waiting, return_exceptions=True))[0]
+        if isinstance(news_or_none, News) and news_or_none.claimed is not None:
+            assert [g.id for g in news_or_none.claimed.grants] in ([], [req.id])
+        await pair.answer(grants[0])
+    assert len(given) == len(set(given)) == 50
+
+
+async def test_what_a_claim_at_the_bell_gave_is_given_again_where_its_reply_was_lost(
+    broker: Server, queue_name: str
+) -> None:
+    async with pair_behind(broker, queue_name) as (pair, proxy):
+        cut_once(proxy, "claim")
+        waiting = asyncio.ensure_future(pair.consumer.wait_for_work(5, wants_work=True, room=ROOM))
+        req = pair.req("x")
+        await pair.producer.submit(req, FREE)
+        assert (await waiting).claimed is None
+        (grant,) = (await pair.consumer.claim(3, is_idle=True)).grants
+        assert (grant.id, grant.grants) == (req.id, 1)
+
+
+async def test_what_a_claim_at_the_bell_gave_is_given_back_by_a_worker_that_leaves(
+    pair: Pair,
+) -> None:
+    for moment_s in (0.0, 0.0005, 0.001, 0.002, 0.01):
+        waiting = asyncio.ensure_future(pair.consumer.wait_for_work(5, wants_work=True, room=ROOM))
+        req = pair.req("x")
+        submitting = asyncio.ensure_future(pair.producer.submit(req, FREE))
+        await asyncio.sleep(moment_s)
+        waiting.cancel()
+        news, _ = await asyncio.gather(waiting, submitting, return_exceptions=True)
+        if isinstance(news, News) and news.claimed is not None:
+            await pair.consumer.release(news.claimed.grants)
+        await pair.consumer.leave()
+        stats = await pair.producer.stats()
+        assert (stats.running, stats.queued) == (0, 1)
+        await pair.producer.cancel(req.id)
+
+
+async def test_a_claim_at_the_bell_whose_script_is_not_there_is_made_apart(
+    broker: Server, queue_name: str
+) -> None:
+    async with pair_behind(broker, queue_name) as (pair, proxy):
+
+        def unknown(called: str, command: list[bytes]) -> Fault:
+            if called != "claim":
+                return None
+            proxy.on_call = lambda called, command: None
+            return b"NOSCRIPT No matching script."
+
+        proxy.on_call = unknown
+        waiting = asyncio.ensure_future(pair.consumer.wait_for_work(5, wants_work=True, room=ROOM))
+        req = pair.req("x")
+        await pair.producer.submit(req, FREE)
+        news = await waiting
+        assert (news.claimed, news.is_all) == (None, False)
+        assert [g.id for g in (await pair.consumer.claim(3, is_idle=True)).grants] == [req.id]
+
+
 async def test_a_wait_for_work_that_is_cancelled_at_the_moment_of_the_bell_delays_nothing(
     pair: Pair,
 ) -> None:
@@ -112,7 +221,7 @@ async def test_a_wait_for_work_that_is_cancelled_at_the_moment_of_the_bell_delay
         await asyncio.sleep(rng.uniform(0, 0.002))
         waiting.cancel()
         ended = await asyncio.gather(waiting, submitting, return_exceptions=True)
-        if ended[0] == []:
+        if isinstance(ended[0], News):
             rung += 1
         else:
             # Nobody claims before the bell is heard or its time is over.

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shared.errors import BrokerUnavailable, QueueFull
+from shared.queue.consumer import Room
 from shared.queue.shards import Shards
 from shared.queue.snapshot import Caps
 from shared.request import queue_and_shard
@@ -131,8 +132,26 @@ async def test_a_cancel_reaches_a_running_request_of_any_shard(pair: Pair) -> No
         await pair.producer.cancel(req.id)
     ended: list[str] = []
     while len(ended) < N:
-        ended += await pair.consumer.wait_for_work(5, wants_work=True)
+        ended += (await pair.consumer.wait_for_work(5, wants_work=True)).ended
     assert sorted(ended) == sorted(req.id for req in reqs)
+
+
+async def test_a_bell_of_another_shard_than_the_one_of_the_claim_asks_for_more(pair: Pair) -> None:
+    """The claim that waits along is for one shard; what it cannot have seen is claimed apart."""
+    room = Room(N, is_idle=True, slots=N)
+    left = {req.id: req for req in (pair.req() for _ in range(N))}
+    shards_rung = set()
+    for req in list(left.values()):
+        waiting = asyncio.ensure_future(pair.consumer.wait_for_work(5, wants_work=True, room=room))
+        await pair.producer.submit(req, FREE)
+        news = await waiting
+        grants = list(news.claimed.grants) if news.claimed is not None else []
+        if not news.is_all:
+            grants += (await pair.consumer.claim(N, is_idle=True)).grants
+        assert [grant.id for grant in grants] == [req.id]
+        shards_rung.add((pair.producer.shard_of(req.id), news.is_all))
+        await pair.answer(grants[0])
+    assert {is_all for _, is_all in shards_rung} == {True, False}
 
 
 async def test_a_beat_renews_in_every_shard_and_tells_what_was_lost(pair: Pair) -> None:

@@ -76,6 +76,8 @@ class SimServer:
         self._peers: dict[Peer, None] = {}
         self._ticked: dict[bytes, float] = {}
         self._backlog: deque[tuple[Peer, Command, Answer]] = deque()
+        # What came behind a blocking read, which its connection runs when that is over.
+        self._behind: dict[Peer, deque[tuple[Command, Answer]]] = {}
         self._skew_ms = 0
         self.commands = 0
         # What came a second time, by what it is.
@@ -109,6 +111,7 @@ class SimServer:
     def forget(self, peer: Peer) -> None:
         """The client has closed it, and the server has noticed."""
         self._peers.pop(peer, None)
+        self._behind.pop(peer, None)
         for parked in [p for p in self._parked if p.peer is peer]:
             self._unpark(parked)
 
@@ -118,6 +121,9 @@ class SimServer:
         """Runs it; a blocking one answers later, as does all while the server is stopped."""
         if self.is_stopped:
             self._backlog.append((peer, command, answer))
+            return
+        if peer in self._behind or any(parked.peer is peer for parked in self._parked):
+            self._behind.setdefault(peer, deque()).append((command, answer))
             return
         name = command[0].upper()
         if self.turned_away and name not in (b"CLIENT", b"SCRIPT"):
@@ -222,6 +228,7 @@ class SimServer:
         def over() -> None:
             self._unpark(parked)
             parked.answer(b"*-1\r\n")
+            self._go_on_behind(parked.peer)
 
         parked.timer = self._loop.call_at(self._loop.now + block_s, over)
         self._parked.append(parked)
@@ -236,6 +243,7 @@ class SimServer:
         if not self._parked:
             return
         touched = set(command[1:])  # less what is found to be empty
+        served: list[Peer] = []
         for parked in list(self._parked):
             if touched.isdisjoint(parked.keys):
                 continue
@@ -243,6 +251,18 @@ class SimServer:
             if raw is not None:
                 self._unpark(parked)
                 parked.answer(raw)
+                served.append(parked.peer)
+        for peer in served:
+            self._go_on_behind(peer)
+
+    def _go_on_behind(self, peer: Peer) -> None:
+        """Until the connection blocks again."""
+        waiting = self._behind.pop(peer, None)
+        while waiting:
+            self.take(peer, *waiting.popleft())
+            if waiting and any(parked.peer is peer for parked in self._parked):
+                self._behind[peer] = waiting
+                return
 
     # --- what a broker suffers
 
@@ -254,6 +274,7 @@ class SimServer:
         for parked in list(self._parked):
             self._unpark(parked)
         self._peers.clear()
+        self._behind.clear()
         self._backlog.clear()
 
     def come_back(self) -> None:
@@ -280,6 +301,7 @@ class SimServer:
             parked = chance.choice(self._parked)
             self._unpark(parked)
             parked.peer.answer(b"-UNBLOCKED force unblock from blocking operation\r\n")
+            self._go_on_behind(parked.peer)
 
 
 def _submitted(args: Command, raw: bytes) -> list[bytes]:

@@ -116,11 +116,11 @@ class SingleFault(Happenings):
         worker, until = world.open_workers[0], world.loop.now + TIMEOUT_S
         while worker.work.info().running and world.loop.now < until:
             await asyncio.sleep(STEP_S)
-        # What is asked now stays in the queue, and beats go on.
-        worker.hold(True, only_loop=True)
-        await self._be_busy(world)
         name = worker.consumer.name.encode()
         claims = [claim for (_, by), claim in world.server.claims.items() if by == name]
+        # What is asked now stays in the queue, but for what the claim at the bell brings, and beats go on.
+        worker.hold(True, only_loop=True)
+        await self._be_busy(world)
         self.flush_all(world)
         for claim in claims:
             world.loop.call_later(RESUBMITTED_S, world.server.run_late, claim)
