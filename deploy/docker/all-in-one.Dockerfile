@@ -9,9 +9,9 @@ FROM python:3.11-slim-bookworm
 ENV PYTHONUNBUFFERED=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1
 
-# libnuma: vLLM's CPU build is linked against it. The compiler: Triton's launchers, on a GPU.
+# libnuma: vLLM's CPU build is linked against it. The compiler: Triton's launchers, on a GPU. jemalloc: the broker's allocator.
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends gcc libc6-dev libnuma1 \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev libjemalloc2 libnuma1 \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --create-home sluice
 WORKDIR /app

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from shared import codec
+from shared.errors import BrokerUnavailable
 from shared.queue.chains import answer_texts
 from shared.queue.claiming import Ahead, Claimed, Claiming, Grant
 from shared.queue.connection import Connection
@@ -220,7 +221,11 @@ class Consumer:
         return finished
 
     async def _notify(self, rid: str, api: str) -> None:
-        await self._line.run(self._shards.of(rid).notify(rid, api, INLINE_MAX), patient=True)
+        try:
+            await self._line.run(self._shards.of(rid).notify(rid, api, INLINE_MAX), patient=True)
+        except BrokerUnavailable as error:
+            # Closed for good: who waits there finds the outcome by its reconcile.
+            log.debug("%s was not told of the end of %s: %s", api, rid, error)
 
     async def release(self, grants: Sequence[Grant]) -> None:
         """Hand back what has not started; nothing is counted against it."""

@@ -259,3 +259,13 @@ async def test_other_calls_whose_reply_is_lost_do_their_work_once(
             answer = await pair.producer.wait(req.id, 5)
             assert answer.outcome.status == ("finished" if name == "attach" else "cancelled")
             assert notices(broker, pair) == [req.id]
+
+
+async def test_a_notice_that_a_closing_worker_cannot_send_any_more_is_no_error(pair: Pair) -> None:
+    req = pair.req("x")
+    await pair.producer.submit(req, FREE, watch=True)
+    (grant,) = (await pair.consumer.claim(1, is_idle=True)).grants
+    await pair.finish(grant, "done")
+    await pair.consumer._line.close()
+    await pair.consumer._notify(req.id, pair.producer.api_id)
+    assert (await pair.producer.wait(req.id, 5)).body == Body(text="done")
