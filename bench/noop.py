@@ -86,8 +86,8 @@ async def measure(
 
 
 async def round_trips(redis_url: str) -> Run[bytes]:
-    """The least that any call costs: a PING over the connection that submits use. A no-op makes at least three
-    such trips, two of them from the worker, so this tells how fast the machine is at the moment.
+    """The least that any call costs: a PING over the connection that submits use. A no-op makes two such trips, one of
+    them from the worker, and wakes both sides once besides, so this tells how fast the machine is at the moment.
     """
     async with connected(redis_url) as (connection, _):
 

@@ -312,7 +312,10 @@ def fetch_allocator(venv: Path, folder: Path, log: Path) -> None:
                 out.write(f"{ALLOCATOR}: {error}\n")
             show("not to be had, so it does without; ", end="")
         else:
-            shutil.copy(found, library)
+            # Whole or not at all: one that was copied in part would stay.
+            fresh = library.with_name(library.name + ".new")
+            shutil.copy(found, fresh)
+            fresh.replace(library)
 
 
 def unpacked_allocator(folder: Path, log: Path) -> Path:
