@@ -21,6 +21,8 @@ from shared.status import ReqStatus
 log = logging.getLogger(__name__)
 # Requests in one beat: their records are read while the broker does nothing else.
 BEAT_MAX = 64
+# Of what a claim at the bell gave, until the first beat: its worker may have stopped while it waited.
+AHEAD_LEASE_MS = 3000
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -124,7 +126,9 @@ class Claiming:
         if shard.is_open:
             return None
         shard.is_open = True
-        return Ahead(self.first, shard.seq, self._call(shard, n, is_idle, slots, max_bytes))
+        lease_ms = min(self._lease_ms, AHEAD_LEASE_MS)
+        call = self._call(shard, n, is_idle, slots, max_bytes, lease_ms)
+        return Ahead(self.first, shard.seq, call)
 
     def taken_ahead(self, ahead: Ahead, reply: Any) -> Claimed | None:
         """What it gave. None where that is not known, or has been had from another claim with its number."""
@@ -176,17 +180,19 @@ class Claiming:
         # Whatever comes between call and reply, the number stays: the next claim repeats it and gets the same grants.
         shard.is_open = True
         seq = shard.seq
-        reply = await self._line.run(self._call(shard, n, is_idle, slots, max_bytes))
+        reply = await self._line.run(
+            self._call(shard, n, is_idle, slots, max_bytes, self._lease_ms)
+        )
         if shard.seq != seq:
             # A claim ahead had the same number and was answered first: these grants are known.
             return Claimed([], shard.suspects, bool(reply[1]), int(reply[3]))
         shard.is_open = False
         return self._taken(shard, reply)
 
-    def _call(self, shard: _Shard, n: int, is_idle: bool, slots: int, max_bytes: int) -> Call:
-        return shard.scripts.claim(
-            self._worker, shard.seq, n, max_bytes, self._lease_ms, is_idle, slots
-        )
+    def _call(
+        self, shard: _Shard, n: int, is_idle: bool, slots: int, max_bytes: int, lease_ms: int
+    ) -> Call:
+        return shard.scripts.claim(self._worker, shard.seq, n, max_bytes, lease_ms, is_idle, slots)
 
     def _taken(self, shard: _Shard, reply: list[Any]) -> Claimed:
         verdict, paused, suspects, remaining, solo, *grants = reply

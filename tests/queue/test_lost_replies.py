@@ -185,6 +185,26 @@ async def test_what_a_claim_at_the_bell_gave_is_given_back_by_a_worker_that_leav
         await pair.producer.cancel(req.id)
 
 
+async def test_what_came_to_a_worker_that_stands_still_is_soon_somebody_elses(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was granted by the claim that waited, and no beat ever tells of it."""
+    monkeypatch.setattr("shared.queue.claiming.AHEAD_LEASE_MS", 100)
+    assert pair.settings.lease_s > 10
+    waiting = asyncio.ensure_future(pair.consumer.wait_for_work(5, wants_work=True, room=ROOM))
+    req = pair.req("x")
+    await pair.producer.submit(req, FREE, watch=True)
+    news = await waiting
+    assert news.claimed is not None
+    (lost,) = news.claimed.grants
+    async with asyncio.timeout(8):
+        while not (again := (await pair.consumer.claim(1, is_idle=True)).grants):
+            await asyncio.sleep(0.05)
+    assert (again[0].id, again[0].crashes, again[0].attempts) == (req.id, 0, 0)
+    assert await pair.answer(again[0]) is Finished.OK
+    assert await pair.answer(lost) is Finished.LOST
+
+
 async def test_a_claim_at_the_bell_whose_script_is_not_there_is_made_apart(
     broker: Server, queue_name: str
 ) -> None:
