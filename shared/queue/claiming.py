@@ -21,8 +21,9 @@ from shared.status import ReqStatus
 log = logging.getLogger(__name__)
 # Requests in one beat: their records are read while the broker does nothing else.
 BEAT_MAX = 64
-# Of what a claim at the bell gave, until the first beat: its worker may have stopped while it waited.
-AHEAD_LEASE_MS = 3000
+# Of what a claim at the bell gave, until the first beat: its worker may have stopped while it waited. No shorter, since
+# a broker that stands still for 5 s shall cost nobody a lease.
+AHEAD_LEASE_MS = 6000
 
 
 class Grant(msgspec.Struct, frozen=True):
